@@ -1,0 +1,3 @@
+"""Train one transformer across machines joined by thin links."""
+
+__version__ = "0.1.0"

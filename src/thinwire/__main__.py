@@ -1,0 +1,8 @@
+"""Let `python -m thinwire` do what the `thinwire` command does."""
+
+import sys
+
+from thinwire.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Checkpoints: per stage one safetensors file and one JSON manifest with its sha256, written atomically.
+
+Layout: checkpoints/step-000200/stage-0.safetensors and stage-0.json. A manifest is written after its tensors, so a stage's part is
+complete exactly when its manifest is there. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from thinwire.model.stages import Stage
+from thinwire.optimizer import StageOptimizer
+
+FORMAT = 1
+KEEP = 2
+"""Complete checkpoints that stay; older ones are deleted."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come."""
+
+    step: int
+    """Steps done; the next one starts at sample `step * batch`."""
+    seconds: float
+    """Training time so far."""
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Put a whole file in place or nothing."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def file_sha256(path: Path) -> str:
+    """Hash a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save(run: Path, stages: list[Stage], optimizers: list[StageOptimizer], position: Position, facts: dict[str, str]) -> Path:
+    """Write all stages' parts of one checkpoint, then delete checkpoints that are no longer needed."""
+    folder = run / "checkpoints" / f"step-{position.step:06d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for stage, optimizer in zip(stages, optimizers, strict=True):
+        save_stage(folder, stage, optimizer, position, facts)
+    complete = [step for step in steps(run) if is_complete(step, len(stages))]
+    for old in complete[:-KEEP]:
+        shutil.rmtree(old)
+    return folder
+
+
+def save_stage(folder: Path, stage: Stage, optimizer: StageOptimizer, position: Position, facts: dict[str, str]) -> None:
+    """Write one stage's part: tensors first, manifest last."""
+    path = folder / f"stage-{stage.plan.index}.safetensors"
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(stage, optimizer).items()}, partial)
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    manifest = {"format": FORMAT, "stage": stage.plan.index, "stages": stage.plan.count, "layers": list(stage.plan.layers), **facts}
+    manifest |= asdict(position) | {"sha256": file_sha256(partial), "basis_version": stage.stream.version}
+    partial.replace(path)
+    write_atomic(path.with_suffix(".json"), json.dumps(manifest, indent=1).encode())
+
+
+def _tensors(stage: Stage, optimizer: StageOptimizer | None) -> dict[str, Tensor]:
+    state = {} if optimizer is None else optimizer.state_tensors()
+    return {**stage.state_dict(), **{f"optimizer/{name}": tensor for name, tensor in state.items()}}
+
+
+def steps(run: Path) -> list[Path]:
+    """List checkpoint folders, oldest first."""
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
+def is_complete(folder: Path, count: int) -> bool:
+    """Tell whether every stage's part was written to the end."""
+    return all((folder / f"stage-{index}{ending}").exists() for index in range(count) for ending in (".json", ".safetensors"))
+
+
+def newest(run: Path, count: int) -> Path:
+    """Return the newest complete checkpoint of a run with `count` stages."""
+    complete = [folder for folder in steps(run) if is_complete(folder, count)]
+    if not complete:
+        raise ValueError(
+            f"{run} holds no complete checkpoint of {count} stages; start it again without --resume, into another --run folder"
+        )
+    return complete[-1]
+
+
+def load(folder: Path, stages: list[Stage], optimizers: list[StageOptimizer] | None, facts: dict[str, str]) -> Position:
+    """Restore all stages, and their optimizers where given, from one checkpoint."""
+    manifests = [read_manifest(folder, index, facts) for index in range(len(stages))]
+    for stage in stages:
+        load_stage(folder, stage, None if optimizers is None else optimizers[stage.plan.index], manifests[stage.plan.index])
+    return Position(manifests[0]["step"], manifests[0]["seconds"])
+
+
+def read_manifest(folder: Path, index: int, facts: dict[str, str]) -> dict:
+    """Read a stage's manifest and refuse one that is of another format or run."""
+    path = folder / f"stage-{index}.json"
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); delete {folder} and resume from the checkpoint before it") from None
+    expected = {"format": FORMAT, "stage": index, **facts}
+    for name, value in expected.items():
+        if manifest.get(name) != value:
+            raise ValueError(
+                f"{path} has {name} {manifest.get(name)!r}, this run has {value!r}; resume with the settings and data of that run"
+            )
+    return manifest
+
+
+def load_stage(folder: Path, stage: Stage, optimizer: StageOptimizer | None, manifest: dict) -> None:
+    """Restore one stage after its file's sha256 has been checked."""
+    path = folder / f"stage-{stage.plan.index}.safetensors"
+    if file_sha256(path) != manifest["sha256"]:
+        raise ValueError(
+            f"{path} does not match the sha256 in its manifest: it is damaged; delete {folder} and resume from the one before it"
+        )
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file ({error}); delete {folder} and resume from the checkpoint before it") from None
+    state = {name.removeprefix("optimizer/"): tensor for name, tensor in tensors.items() if name.startswith("optimizer/")}
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer/")}
+    expected = {name: tuple(tensor.shape) for name, tensor in stage.state_dict().items()}
+    if (found := {name: tuple(tensor.shape) for name, tensor in weights.items()}) != expected:
+        differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        raise ValueError(
+            f"{path} does not fit this model: {differing[0]} is {found.get(differing[0])} there, {expected.get(differing[0])} here"
+        )
+    stage.load_state_dict(weights)
+    if optimizer is not None:
+        optimizer.load_state_tensors(state)
+
+
+def tensors_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Hash names and bits of tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named, key=lambda pair: pair[0]):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def weights_sha256(modules: Iterable[nn.Module]) -> str:
+    """Hash the weights of stages; by global names, so that it does not depend on the cut."""
+    return tensors_sha256({name: tensor for module in modules for name, tensor in module.state_dict().items()}.items())

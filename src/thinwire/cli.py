@@ -1,0 +1,62 @@
+"""The `thinwire` command: one table of verbs, each loaded only when it is called.
+
+Holds no settings and no work of its own: a verb's module parses its own words. Nothing heavy is imported here, so that
+`thinwire --help` answers at once.
+
+    thinwire VERB [WORDS ...]       python -m thinwire VERB [WORDS ...]
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+from thinwire import __version__
+
+VERBS = {
+    "train": ("train a model, all its stages and what crosses between them", "thinwire.train:main"),
+    "eval": ("measure the validation loss of a finished or stopped run", "thinwire.evaluate:main"),
+}
+
+
+def overview() -> str:
+    """Write the help text: usage and the table of verbs."""
+    width = max(map(len, VERBS)) + 2
+    lines = ["usage: thinwire VERB [WORDS ...]", "", "Train one transformer across machines joined by thin links.", ""]
+    lines += [f"  {verb:{width}}{help_line}" for verb, (help_line, _) in VERBS.items()]
+    return "\n".join([*lines, "", "thinwire VERB --help lists the words of a verb; thinwire --version prints the version."])
+
+
+def fail(message: str) -> int:
+    """Print an error for the user and return its exit code."""
+    print(f"thinwire: error: {message}", file=sys.stderr)
+    return 2
+
+
+def unknown(verb: str) -> str:
+    """Say that a verb does not exist and which one may have been meant."""
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(VERBS)}."
+    return f"there is no verb {verb!r}; {hint} thinwire --help lists them."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb and return the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"thinwire {__version__}")
+        return 0
+    if words[0] not in VERBS:
+        return fail(unknown(words[0]))
+    module, function = VERBS[words[0]][1].split(":")
+    try:
+        return getattr(importlib.import_module(module), function)(words[1:]) or 0
+    except ValueError as error:
+        return fail(str(error))
+    except KeyboardInterrupt:
+        print("thinwire: stopped", file=sys.stderr)
+        return 130

@@ -1,0 +1,169 @@
+"""The codec seam: what a boundary method must say about itself, in the graph and in bytes.
+
+*In the graph* `ends` gives a stage the two modules that turn its stream into a payload and back, and `stream` says how its blocks read
+and write the residual stream. *In bytes* `pack` and `unpack` put one payload tensor on the wire and take it off again, bit for bit.
+No sockets and no distributed code here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.config import Dtype, ModelConfig
+from thinwire.model.cut import StagePlan
+from thinwire.model.stream import Move, Stream
+
+Direction = Literal["forward", "backward"]
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options every codec has."""
+
+    name: str
+    """Name in the registry."""
+    dtype: Dtype = "bf16"
+    """Number format of unquantised values on the wire."""
+    bits: int | None = None
+    """Quantise the payload to this many bits (8, 4 or 2); unset: send `dtype`."""
+
+
+CodecOptions = Options  # `Codec.Options` hides the name inside the class
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an end may know about the microbatch it works on."""
+
+    step: int
+    samples_B: Tensor
+    """Global sample index of each row."""
+    training: bool = True
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One payload tensor: its form in the graph and its most bytes on the wire, per direction."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    forward_bytes: int
+    backward_bytes: int
+
+    @classmethod
+    def raw(cls, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        """Describe a tensor that travels as it lies in memory, its gradient likewise."""
+        size = math.prod(shape) * dtype.itemsize
+        return cls(tuple(shape), dtype, size, size)
+
+    def size(self, direction: Direction) -> int:
+        return self.forward_bytes if direction == "forward" else self.backward_bytes
+
+
+@dataclass(frozen=True)
+class WireSpec:
+    """Everything a codec puts on the wire for one microbatch at one boundary."""
+
+    tokens: int
+    tensors: tuple[TensorSpec, ...]
+
+    def bytes_per_token(self, direction: Direction) -> float:
+        return sum(spec.size(direction) for spec in self.tensors) / self.tokens
+
+
+class CastExit(nn.Module):
+    """Send the stream as it is, in the wire's number format."""
+
+    def __init__(self, wire: torch.dtype) -> None:
+        super().__init__()
+        self.wire = wire
+
+    def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
+        return (stream.to(self.wire),)
+
+
+class CastEntry(nn.Module):
+    """Take the stream back in the compute format; its gradient leaves in the wire's."""
+
+    def __init__(self, compute: torch.dtype) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
+        return payload[0].to(self.compute)
+
+
+class Codec:
+    """A boundary method. The defaults send the stream itself; override what differs."""
+
+    Options: type[CodecOptions] = Options
+
+    def __init__(self, options: CodecOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
+        self.options = options
+        self.model = model
+        self.seed = seed
+        self.compute = compute
+        """Format of the stream inside a stage."""
+        self.wire_dtype = DTYPES[options.dtype]
+        """Format of plain values on the wire; a codec that is chained hands on `compute` instead."""
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream that blocks write into and boundaries cut."""
+        return self.model.width
+
+    def stream(self, plan: StagePlan) -> Stream:
+        """Make the module that tells a stage's blocks how to read the stream."""
+        return Stream()
+
+    def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
+        """Make the entry and exit modules of a stage; the first has no entry, the last no exit."""
+        entry = None if plan.first else CastEntry(self.compute)
+        exit = None if plan.last else CastExit(self.wire_dtype)
+        return entry, exit
+
+    def move(self, last: nn.Module, step: int) -> Move | None:
+        """Return what all stages shall change together after this step, as the last stage sees it; None: nothing."""
+        return None
+
+    def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Describe the payload made from a stream tensor of the given form."""
+        return (TensorSpec.raw(source.shape, self.wire_dtype),)
+
+    def spec(self, batch: int, time: int) -> WireSpec:
+        """Describe the payload of a microbatch of `batch` sequences of `time` tokens."""
+        source = TensorSpec.raw((batch, time, self.width), self.compute)
+        return WireSpec(batch * time, self.wire(source))
+
+    def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
+        """Put payload tensor number `slot`, or its gradient, into bytes."""
+        return raw_bytes(tensor)
+
+    def unpack(self, slot: int, data: bytes, spec: TensorSpec, direction: Direction) -> Tensor:
+        """Take the tensor out of `pack`'s bytes, bit for bit."""
+        return from_raw_bytes(data, spec)
+
+    def error_bound(self, source: Tensor) -> Tensor:
+        """Bound |received - sent| for each element of a stream tensor."""
+        # Round to nearest: half a unit in the last place, plus the smallest normal number for values that flush to zero.
+        bits = {torch.bfloat16: 9, torch.float32: 25, torch.float64: 54}[self.wire_dtype]
+        return source.abs() * 2.0**-bits * 1.001 + torch.finfo(self.wire_dtype).tiny
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """Return a tensor's memory as little-endian bytes."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def from_raw_bytes(data: bytes, spec: TensorSpec) -> Tensor:
+    """Make a tensor of the given form from its memory."""
+    expected = math.prod(spec.shape) * spec.dtype.itemsize
+    if len(data) != expected:
+        raise ValueError(f"payload of {len(data)} bytes where {expected} were declared for shape {spec.shape} {spec.dtype}")
+    return torch.frombuffer(bytearray(data), dtype=spec.dtype).view(spec.shape)

@@ -1,0 +1,50 @@
+"""Find codecs by name: ours in one dict, third parties' through the entry point group `thinwire.codecs`."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import import_module
+from importlib.metadata import entry_points
+
+import torch
+
+from thinwire.codecs.base import Codec, Options
+from thinwire.codecs.chain import Chain
+from thinwire.codecs.quantize import Quantize
+from thinwire.config import ModelConfig
+
+BUILT_IN = {
+    "dense": "thinwire.codecs.dense:Dense",
+    "subspace": "thinwire.codecs.subspace:Subspace",
+    "quantize": "thinwire.codecs.quantize:Quantize",
+}
+GROUP = "thinwire.codecs"
+
+
+def names() -> list[str]:
+    """List every codec that can be named in a config."""
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+
+
+def find(name: str) -> type[Codec]:
+    """Return the codec class of that name, importing only its own module."""
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return getattr(import_module(module), attribute)
+    for point in entry_points(group=GROUP, name=name):
+        return point.load()
+    raise ValueError(f"unknown codec {name!r}; choose one of {', '.join(names())}")
+
+
+def build(options: Options, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> Codec:
+    """Make the codec that the options describe, with `quantize` behind it where they give bits."""
+    codec = find(options.name)(options, model, seed=seed, compute=compute)
+    if options.bits is None or isinstance(codec, Quantize):
+        return codec
+    quantize = Quantize(Quantize.Options(name="quantize", bits=options.bits), model, seed=seed, compute=compute)
+    return Chain(codec, quantize)
+
+
+def defaults(name: str, **overrides) -> Options:
+    """Return a codec's default options, with overrides."""
+    return dataclasses.replace(find(name).Options(name=name), **overrides)

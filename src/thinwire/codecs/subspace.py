@@ -1,0 +1,73 @@
+"""The subspace boundary (arXiv 2506.01260): layers are constrained so that K coordinates per token say everything.
+
+The network itself is constrained (`stream`), so the boundary is exact: what crosses is the stream, only K wide. To change the rank:
+`--codec.rank`. The mathematics is in `thinwire/subspace`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from thinwire.codecs.base import Codec, Options
+from thinwire.config import ModelConfig
+from thinwire.model.cut import StagePlan
+from thinwire.model.stream import Move, Stream
+from thinwire.subspace.basis import random_basis
+from thinwire.subspace.drift import propose
+from thinwire.subspace.fixed import FixedFeatures
+from thinwire.subspace.layers import SubspaceStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubspaceOptions(Options):
+    """Options of the subspace boundary."""
+
+    rank: int = 16
+    """Coordinates per token, K; at most the model width."""
+    fixed_scale: float = 0.02
+    """Size of the frozen token features, +-scale."""
+    fixed_cache_mb: float = 64.0
+    """Keep the table of frozen features if it is no larger than this; 0 computes them from the hash each time."""
+    drift_every: int = 0
+    """Steps between moves of the subspace; 0 never moves it."""
+    drift_rate: float = 0.1
+    """Step length of a move on the Grassmann manifold."""
+
+
+class Subspace(Codec):
+    """Constrain the stream to fixed[t] + Col(U) and send its coordinates."""
+
+    Options = SubspaceOptions
+    options: SubspaceOptions
+
+    def __init__(self, options: SubspaceOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
+        super().__init__(options, model, seed=seed, compute=compute)
+        if not 1 <= options.rank <= model.width:
+            raise ValueError(f"codec.rank is {options.rank}; it can be 1 to the model width, {model.width}")
+        for name, value in leaving_the_subspace(model).items():
+            raise ValueError(f"model.{name} = {value} would leave the subspace; turn it off or choose another codec, such as dense")
+
+    @property
+    def width(self) -> int:
+        return self.options.rank
+
+    def stream(self, plan: StagePlan) -> Stream:
+        options, model = self.options, self.model
+        basis_DK = random_basis(model.width, options.rank, self.seed).to(self.compute)
+        cache_bytes = int(options.fixed_cache_mb * 2**20)
+        fixed = FixedFeatures(model.vocabulary, model.width, options.fixed_scale, self.seed, cache_bytes, self.compute)
+        return SubspaceStream(basis_DK, fixed, measure=plan.last and options.drift_every > 0)
+
+    def move(self, last: nn.Module, step: int) -> Move | None:
+        assert isinstance(last.stream, SubspaceStream)
+        every = self.options.drift_every
+        return propose(last.stream, self.options.drift_rate) if every and (step + 1) % every == 0 else None
+
+
+def leaving_the_subspace(model: ModelConfig) -> dict[str, object]:
+    """Name the model options in use that put something outside the subspace (method, section 4)."""
+    forbidden = ("output_bias", "output_dropout", "branch_norm_gains", "tied_head")
+    return {name: getattr(model, name) for name in forbidden if getattr(model, name)}

@@ -1,0 +1,151 @@
+"""The settings of a run: one frozen dataclass per section of the TOML file.
+
+A leaf of the package, free of torch, so that `--help`, tests and supervisors read settings quickly. A codec's own options are not here
+but beside the codec (`codecs/`); `RunConfig.codec` holds whichever codec's dataclass the name selects. Reading files and the command
+line is `settings.py`'s job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Dtype = Literal["fp32", "bf16", "fp64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of the Llama-style decoder."""
+
+    vocabulary: int = 4096
+    """Token types, V."""
+    width: int = 256
+    """Model width, D."""
+    layers: int = 8
+    """Decoder blocks."""
+    heads: int = 4
+    """Attention heads."""
+    kv_heads: int = 2
+    """Key/value heads (grouped-query attention); divides `heads`."""
+    ffn: int = 704
+    """Hidden width of the SwiGLU FFN, F."""
+    context: int = 128
+    """Tokens per sequence, T."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary position frequencies."""
+    norm_eps: float = 1e-5
+    """Added to the mean square inside RMSNorm."""
+    free_layers: int | None = None
+    """Last layers that a constraining codec leaves alone; unset: the layers of the last stage when the run starts."""
+    dropout: float = 0.0
+    """Dropout inside each branch, before its output matrix. Any codec."""
+    output_dropout: float = 0.0
+    """Dropout on each branch's output. Leaves the subspace."""
+    output_bias: bool = False
+    """Biases on the branch output matrices. Leave the subspace."""
+    branch_norm_gains: bool = False
+    """RMSNorm with gains on each branch's output. Leaves the subspace."""
+    tied_head: bool = False
+    """Use the embedding as output head. Leaves the subspace."""
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the tokens come from."""
+
+    source: str = "stdlib"
+    """`stdlib`, a text file or glob, a glob of `.bin` token shards, or `hf:NAME[:CONFIG]`."""
+    tokenizer: str = "train"
+    """`train` (byte-level BPE on the source, cached), a `tokenizer.json`, or `hf:NAME`."""
+    text_column: str = "text"
+    """Column of a Hugging Face dataset that holds the text."""
+    max_tokens: int = 50_000_000
+    """Most tokens taken from the source for each split."""
+    cache: str = "~/.cache/thinwire"
+    """Folder for trained tokenizers and token files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Length, precision and optimizer of a run."""
+
+    steps: int = 600
+    """Optimizer steps."""
+    seconds: float | None = None
+    """Stop after this much training time even if steps remain."""
+    batch: int = 16
+    """Sequences per step."""
+    dtype: Dtype = "fp32"
+    """Compute precision: fp32, bf16 (autocast over fp32 weights) or fp64."""
+    clip: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    optimizer: Literal["shared", "adamw", "muon"] = "shared"
+    """`shared`: AdamW whose second moment is shared along the subspace axis; `adamw`: elementwise; `muon`: Muon on matrices."""
+    rate: float = 3e-3
+    """Peak learning rate."""
+    muon_rate: float = 0.02
+    """Peak learning rate of the matrices that Muon updates."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices (not of norms, biases and embeddings)."""
+    warmup: int = 50
+    """Steps of linear warm-up."""
+    decay: float = 0.2
+    """Last share of the steps over which the rate falls linearly to zero."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints; 0: only at the end."""
+    validate_every: int = 100
+    """Steps between validations; 0: only at the end."""
+    validation_sequences: int = 256
+    """Sequences per validation."""
+    threads: int = 0
+    """Torch threads; 0 leaves torch's choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """How the model is cut and fed."""
+
+    stages: int = 4
+    """Pipeline stages, S."""
+    split: str | None = None
+    """Layers per stage, such as 2,2,3,1; unset: as even as possible, earlier stages take the remainder."""
+    microbatches: int = 8
+    """Microbatches per step, M; divides `train.batch`."""
+    mode: Literal["inprocess", "workers"] = "inprocess"
+    """All stages in this process, or one worker process each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """The path between workers."""
+
+    profile: str = "open"
+    """Named link profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that defines a run."""
+
+    seed: int = 0
+    """Seed of weights, data order, basis, dropout and stochastic rounding."""
+    device: Device = "auto"
+    """Where to compute."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    codec: Any = None
+    """The chosen codec's options (a `codecs.base.Options` dataclass)."""
+    link: LinkConfig = field(default_factory=LinkConfig)

@@ -1,0 +1,124 @@
+"""Open what a run trains on: the one door to this package.
+
+Puts source, tokenizer, cache and batches together; each of them is a file of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from thinwire.config import DataConfig, ModelConfig
+from thinwire.data.batches import Batches, Windows
+from thinwire.data.cache import TokenFile, cache_key, cached_tokenizer, cached_tokens, open_folder
+from thinwire.data.hub import HubSource, open_hub
+from thinwire.data.shards import split_shards
+from thinwire.data.source import FileSource, Split, find_files, open_stdlib, open_text
+from thinwire.data.stream import TokenStream, inspect
+from thinwire.data.tokenize import bytes_per_token, check_fits, encode_pieces, load_tokenizer, train_tokenizer, vocabulary_size
+
+DECODED_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Hold the batches of a run and what describes them."""
+
+    train: Batches
+    validation: Windows
+    tokenizer: Tokenizer | None
+    tokenizer_json: str | None
+    bytes_per_token: float | None
+    """UTF-8 bytes of validation text per token: bits per byte = loss / ln 2 / this."""
+    fingerprint: str
+    """sha256 that identifies both token streams."""
+
+
+def open_data(data: DataConfig, model: ModelConfig, seed: int) -> Data:
+    """Open `data.source` as batches of `model.context` tokens in the order of `seed`."""
+    if data.max_tokens < 1:
+        raise ValueError(f"data.max_tokens is {data.max_tokens}: set --data.max-tokens to at least {model.context + 1}")
+    if data.source == "stdlib":
+        return _open_text(open_stdlib(), data, model, seed)
+    if data.source.startswith("hf:"):
+        return _open_text(open_hub(data.source, data.text_column), data, model, seed)
+    paths = find_files(data.source)
+    shards = [path for path in paths if path.suffix == ".bin"]
+    if not shards:
+        return _open_text(open_text(data.source, paths), data, model, seed)
+    if len(shards) < len(paths):
+        other = next(path for path in paths if path.suffix != ".bin")
+        raise ValueError(
+            f"data.source {data.source!r} mixes shards ({shards[0]}) and text ({other}): narrow the glob to one kind, such as '*.bin'"
+        )
+    return _open_shards(shards, data, model, seed)
+
+
+def _open_shards(paths: list[Path], data: DataConfig, model: ModelConfig, seed: int) -> Data:
+    """Open token shards, with a tokenizer only where one is named."""
+    train, validation = (TokenStream(pieces, model.vocabulary) for pieces in split_shards(paths, data.max_tokens))
+    tokenizer = None if data.tokenizer == "train" else load_tokenizer(data.tokenizer)
+    if tokenizer is not None:
+        check_fits(tokenizer, data.tokenizer, model.vocabulary)
+    fingerprint = cache_key("shards", inspect(train), inspect(validation))
+    size = None
+    if tokenizer is not None and len(validation):
+        size = bytes_per_token(tokenizer, validation.read(0, min(len(validation), DECODED_TOKENS)))
+    return _data(train, validation, data, model, seed, tokenizer, size, fingerprint)
+
+
+def _open_text(source: FileSource | HubSource, data: DataConfig, model: ModelConfig, seed: int) -> Data:
+    """Open text through the cache: tokenizer first, then the tokens of both splits."""
+    folder = open_folder(data.cache)
+    tokenizer = _text_tokenizer(source, data, model, folder)
+    dtype = "<u2" if vocabulary_size(tokenizer) <= 65536 else "<u4"
+    text = tokenizer.to_str()
+
+    def tokens(split: Split) -> tuple[np.ndarray, TokenFile]:
+        # a tenth is plenty for validation, and streaming more of a Hub dataset would be a long download
+        limit = max(1, data.max_tokens // 10) if split == "validation" and isinstance(source, HubSource) else data.max_tokens
+        key = cache_key("tokens", source.digest, text, split, limit, dtype)
+        return cached_tokens(folder, key, dtype, lambda: encode_pieces(tokenizer, source.pieces(split), limit))
+
+    (train_N, train), (validation_N, validation) = tokens("train"), tokens("validation")
+    stream = partial(TokenStream, vocabulary=model.vocabulary)
+    size = validation.text_bytes / max(1, validation.tokens)
+    fingerprint = hashlib.sha256(f"{train.dtype} {train.sha256} {validation.sha256}".encode()).hexdigest()
+    return _data(stream([(folder, train_N)]), stream([(folder, validation_N)]), data, model, seed, tokenizer, size, fingerprint)
+
+
+def _text_tokenizer(source: FileSource | HubSource, data: DataConfig, model: ModelConfig, folder: Path) -> Tokenizer:
+    """Load the tokenizer that is named, or train one on the source."""
+    if data.tokenizer == "train":
+        key = cache_key("tokenizer", source.digest, model.vocabulary)
+        tokenizer = cached_tokenizer(folder, key, lambda: train_tokenizer(source.pieces("train"), source.train_bytes, model.vocabulary))
+    else:
+        tokenizer = load_tokenizer(data.tokenizer)
+    check_fits(tokenizer, data.tokenizer, model.vocabulary)
+    return tokenizer
+
+
+def _data(
+    train: TokenStream,
+    validation: TokenStream,
+    data: DataConfig,
+    model: ModelConfig,
+    seed: int,
+    tokenizer: Tokenizer | None,
+    size: float | None,
+    fingerprint: str,
+) -> Data:
+    """Put the parts together, refusing a split that holds no sequence."""
+    return Data(
+        train=Batches(Windows(train, model.context, f"training part of data.source {data.source!r}"), seed),
+        validation=Windows(validation, model.context, f"validation part of data.source {data.source!r}"),
+        tokenizer=tokenizer,
+        tokenizer_json=None if tokenizer is None else tokenizer.to_str(),
+        bytes_per_token=size,
+        fingerprint=fingerprint,
+    )

@@ -1,0 +1,86 @@
+"""Refuse settings that cannot work, before anything starts: every message has the value, the limit and the fix.
+
+Knows no files and no command line. What a codec refuses (a rank above the width, say) it refuses itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+
+from thinwire.config import ModelConfig, RunConfig
+from thinwire.model.cut import cut_layers
+
+LARGEST_SEED = 2**63 - 1
+LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    (
+        "at least 1",
+        lambda value: value >= 1,
+        "model.vocabulary model.width model.layers model.heads model.kv_heads model.ffn model.context",
+    ),
+    ("at least 1", lambda value: value >= 1, "data.max_tokens train.steps train.batch train.validation_sequences"),
+    ("at least 1", lambda value: value >= 1, "pipeline.stages pipeline.microbatches"),
+    ("above 0", lambda value: 0 < value < math.inf, "model.rope_theta model.norm_eps train.seconds train.rate train.muon_rate train.eps"),
+    ("at least 0", lambda value: 0 <= value < math.inf, "model.free_layers train.clip train.weight_decay train.warmup train.threads"),
+    ("at least 0", lambda value: value >= 0, "train.checkpoint_every train.validate_every"),
+    ("at least 0 and below 1", lambda value: 0 <= value < 1, "model.dropout model.output_dropout train.beta1 train.beta2"),
+    ("between 0 and 1", lambda value: 0 <= value <= 1, "train.decay"),
+    (f"between 0 and {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED, "seed"),
+)
+"""What a number must be, the test for it, and the fields it goes for."""
+
+
+def check(config: RunConfig) -> None:
+    """Raise ValueError for the first setting that cannot work."""
+    for text, holds, words in LIMITS:
+        for word in words.split():
+            value = attrgetter(word)(config)
+            if value is not None and not holds(value):
+                raise ValueError(f"{word} is {value}; set --{word} to a value that is {text}")
+    check_model(config.model)
+    check_pipeline(config)
+    from thinwire.codecs import registry  # not at the top: it imports torch
+
+    registry.build(config.codec, config.model)
+
+
+def check_model(model: ModelConfig) -> None:
+    """Refuse a model whose parts do not fit each other."""
+    if model.width % model.heads:
+        choice = neighbours(model.width, model.heads)
+        raise ValueError(f"model.heads is {model.heads}, which does not divide model.width {model.width}; choose {choice}")
+    if model.head_size % 2:
+        raise ValueError(
+            f"the head size model.width / model.heads = {model.width} / {model.heads} = {model.head_size} is odd; rotary positions turn "
+            "pairs: choose widths and heads that give an even one"
+        )
+    if model.heads % model.kv_heads:
+        choice = neighbours(model.heads, model.kv_heads)
+        raise ValueError(f"model.kv_heads is {model.kv_heads}, which does not divide model.heads {model.heads}; choose {choice}")
+    if model.free_layers is not None and model.free_layers > model.layers:
+        raise ValueError(f"model.free_layers is {model.free_layers}, the model has {model.layers} layers; choose 0 to {model.layers}")
+
+
+def check_pipeline(config: RunConfig) -> None:
+    """Refuse a cut, a batch or a link that this version cannot run."""
+    pipeline, batch = config.pipeline, config.train.batch
+    cut_layers(config.model.layers, pipeline.stages, pipeline.split)
+    if batch % pipeline.microbatches:
+        choice = neighbours(batch, pipeline.microbatches)
+        raise ValueError(f"pipeline.microbatches is {pipeline.microbatches}, which does not divide train.batch {batch}; choose {choice}")
+    if pipeline.mode == "workers":
+        raise ValueError("pipeline.mode is workers, but this version runs all stages in one process; use --pipeline.mode inprocess")
+    if config.link.profile != "open":
+        raise ValueError(
+            f"link.profile is {config.link.profile}, but with pipeline.mode inprocess there is no link between the stages; "
+            "use --link.profile open"
+        )
+
+
+def neighbours(number: int, wanted: int) -> str:
+    """Name the divisors of a number just below and above the wanted one."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    below = [divisor for divisor in divisors if divisor < wanted]
+    above = [divisor for divisor in divisors if divisor > wanted]
+    return " or ".join(str(divisor) for divisor in below[-1:] + above[:1])

@@ -1,0 +1,127 @@
+"""The parts of a Llama-style decoder: RMSNorm, rotary grouped-query attention, SwiGLU, pre-norm block.
+
+Letters: B batch, T time, D model width, F FFN hidden, H attention width, N heads, S head size, W stream width (D, or K coordinates).
+A block reads the stream through a function it is given and writes `width` channels, so it serves the ordinary and the subspace stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from thinwire.config import ModelConfig
+from thinwire.noise import BRANCH, OUTPUT, sample_keys, uniform
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What every block of a stage is given for one microbatch."""
+
+    cosine_TS: Tensor
+    sine_TS: Tensor
+    dropout: Callable[[Tensor, float, int, int], Tensor]
+
+
+class Dropout:
+    """Dropout drawn from (seed, step, sample, layer): the same numbers whatever the cut or the microbatches."""
+
+    def __init__(self, seed: int, step: int, samples_B: Tensor, training: bool) -> None:
+        self.seed, self.step, self.samples_B, self.training = seed, step, samples_B, training
+
+    def __call__(self, values: Tensor, rate: float, purpose: int, layer: int) -> Tensor:
+        if not self.training or rate == 0:
+            return values
+        keys_B = sample_keys(self.samples_B, purpose, self.seed, self.step, layer)
+        return values * (uniform(keys_B, values.shape) >= rate).to(values.dtype) / (1 - rate)
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root mean square, multiply by gains."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, self.weight.shape, self.weight.to(hidden.dtype), self.eps)
+
+
+def rotary_tables(model: ModelConfig, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of the rotary angles, [T, S], the two halves of S alike (Hugging Face's layout)."""
+    half = torch.arange(0, model.head_size, 2, dtype=torch.float64, device=device) / model.head_size
+    angles = torch.outer(torch.arange(model.context, dtype=torch.float64, device=device), model.rope_theta**-half)
+    angles_TS = torch.cat((angles, angles), dim=-1)
+    return angles_TS.cos(), angles_TS.sin()
+
+
+def rotate(heads_BNTS: Tensor, cosine_TS: Tensor, sine_TS: Tensor) -> Tensor:
+    """Apply rotary positions."""
+    first, second = heads_BNTS.chunk(2, dim=-1)
+    return heads_BNTS * cosine_TS + torch.cat((-second, first), dim=-1) * sine_TS
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention that writes `width` channels."""
+
+    def __init__(self, model: ModelConfig, width: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_size = model.heads, model.kv_heads, model.head_size
+        attention_width = model.heads * model.head_size
+        self.query = nn.Linear(model.width, attention_width, bias=False)
+        self.key = nn.Linear(model.width, model.kv_heads * model.head_size, bias=False)
+        self.value = nn.Linear(model.width, model.kv_heads * model.head_size, bias=False)
+        self.output = nn.Linear(attention_width, width, bias=model.output_bias)
+
+    def mixed(self, hidden_BTD: Tensor, each: Pass) -> Tensor:
+        """Return the heads' results side by side, before the output matrix."""
+        batch, time, _ = hidden_BTD.shape
+        query = self.query(hidden_BTD).view(batch, time, self.heads, self.head_size).transpose(1, 2)
+        key = self.key(hidden_BTD).view(batch, time, self.kv_heads, self.head_size).transpose(1, 2)
+        value = self.value(hidden_BTD).view(batch, time, self.kv_heads, self.head_size).transpose(1, 2)
+        cosine, sine = each.cosine_TS[:time].to(query.dtype), each.sine_TS[:time].to(query.dtype)
+        query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
+        grouped = self.kv_heads != self.heads
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        return mixed.transpose(1, 2).reshape(batch, time, -1)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU that writes `width` channels."""
+
+    def __init__(self, model: ModelConfig, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(model.width, model.ffn, bias=False)
+        self.up = nn.Linear(model.width, model.ffn, bias=False)
+        self.down = nn.Linear(model.ffn, width, bias=model.output_bias)
+
+    def activated(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the gated hidden units, before the output matrix."""
+        return functional.silu(self.gate(hidden_BTD)) * self.up(hidden_BTD)
+
+
+class Block(nn.Module):
+    """Pre-norm decoder block: stream <- stream + output(branch(norm(read(stream))))."""
+
+    def __init__(self, model: ModelConfig, layer: int, width: int) -> None:
+        super().__init__()
+        self.layer, self.inner_rate, self.output_rate = layer, model.dropout, model.output_dropout
+        self.attention_norm = RMSNorm(model.width, model.norm_eps)
+        self.attention = Attention(model, width)
+        self.ffn_norm = RMSNorm(model.width, model.norm_eps)
+        self.ffn = FeedForward(model, width)
+        gains = model.branch_norm_gains
+        self.attention_output_norm = RMSNorm(width, model.norm_eps) if gains else nn.Identity()
+        self.ffn_output_norm = RMSNorm(width, model.norm_eps) if gains else nn.Identity()
+
+    def forward(self, stream_BTW: Tensor, read: Callable[[Tensor], Tensor], each: Pass) -> Tensor:
+        mixed_BTH = self.attention.mixed(self.attention_norm(read(stream_BTW)), each)
+        branch = self.attention.output(each.dropout(mixed_BTH, self.inner_rate, BRANCH, 2 * self.layer))
+        stream_BTW = stream_BTW + each.dropout(self.attention_output_norm(branch), self.output_rate, OUTPUT, 2 * self.layer)
+        activated_BTF = self.ffn.activated(self.ffn_norm(read(stream_BTW)))
+        branch = self.ffn.down(each.dropout(activated_BTF, self.inner_rate, BRANCH, 2 * self.layer + 1))
+        return stream_BTW + each.dropout(self.ffn_output_norm(branch), self.output_rate, OUTPUT, 2 * self.layer + 1)

@@ -1,0 +1,140 @@
+"""A stage: one run of layers with the ends of its boundaries. Parameter names are global: they do not depend on the cut."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from thinwire.codecs.base import Codec, Context
+from thinwire.config import ModelConfig
+from thinwire.model.cut import StagePlan
+from thinwire.model.llama import Block, Dropout, Pass, RMSNorm, rotary_tables
+from thinwire.model.stream import Stream
+
+
+def constrained_layers(model: ModelConfig, plans: list[StagePlan]) -> int:
+    """Count the layers that a constraining codec binds: all but the free ones, which fill the last stage unless the model says."""
+    free = len(plans[-1].layers) if model.free_layers is None else model.free_layers
+    if free > len(plans[-1].layers):
+        raise ValueError(
+            f"model.free_layers is {free} but the last stage has {len(plans[-1].layers)} layers; no boundary can stand between free "
+            f"layers: give the last stage at least {free} (pipeline.split)"
+        )
+    return model.layers - free
+
+
+class Stage(nn.Module):
+    """Run the plan's layers; the first stage embeds, the last one computes the loss."""
+
+    stream: Stream
+    cosine_TS: Tensor
+    sine_TS: Tensor
+
+    def __init__(self, model: ModelConfig, plan: StagePlan, codec: Codec, constrained: int, seed: int) -> None:
+        super().__init__()
+        self.model, self.plan, self.seed, self.constrained = model, plan, seed, constrained
+        self.stream = codec.stream(plan)
+        if plan.first:
+            self.embedding = nn.Embedding(model.vocabulary, codec.width)
+        self.layers = nn.ModuleDict(
+            {str(layer): Block(model, layer, codec.width if layer < constrained else model.width) for layer in plan.layers}
+        )
+        if plan.last:
+            self.norm = RMSNorm(model.width, model.norm_eps)
+            self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
+        entry, exit = codec.ends(plan)
+        self.entries = nn.ModuleDict({str(plan.layers.start): entry} if entry else {})
+        self.exits = nn.ModuleDict({str(plan.layers.stop): exit} if exit else {})
+        self.to(codec.compute)
+        cosine_TS, sine_TS = rotary_tables(model)
+        self.register_buffer("cosine_TS", cosine_TS.to(codec.compute), persistent=False)
+        self.register_buffer("sine_TS", sine_TS.to(codec.compute), persistent=False)
+        self.axes = self._coordinate_axes(codec.width)
+        for name, parameter in self.named_parameters():
+            self._initialise(name, parameter)
+
+    def _coordinate_axes(self, width: int) -> dict[str, int]:
+        """Name the parameters that hold subspace coordinates and the axis (K) along which they do."""
+        if width == self.model.width:
+            return {}
+        axes = {"embedding.weight": 1} if self.plan.first else {}
+        for layer in self.plan.layers:
+            if layer < self.constrained:
+                axes |= {f"layers.{layer}.attention.output.weight": 0, f"layers.{layer}.ffn.down.weight": 0}
+        return axes
+
+    def _initialise(self, name: str, parameter: nn.Parameter) -> None:
+        """Draw a matrix from (seed, name), so that every cut starts from the same weights."""
+        if not (name.startswith(("embedding", "layers", "head")) and parameter.dim() == 2):
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            return
+        digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        std = 0.02 if name.startswith("embedding") else parameter.shape[1] ** -0.5
+        if name.endswith(("output.weight", "down.weight")):
+            std /= math.sqrt(2 * self.model.layers)
+        if (axis := self.axes.get(name)) is not None:
+            # U has orthonormal columns: this makes U Z write as much into the stream as an unconstrained matrix would.
+            std *= math.sqrt(self.model.width / parameter.shape[axis])
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+    def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
+        """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
+        ids_BT = ids_BT1[:, :-1]
+        static_BTD = self.stream.static(ids_BT)
+        stream = self.embedding(ids_BT) if self.plan.first else self._end(self.entries)(payload, ids_BT, context)
+        stream = self._blocks(stream, static_BTD, context)
+        if not self.plan.last:
+            return self._end(self.exits)(stream, ids_BT, context)
+        logits_BTV = self.head(self.norm(stream)).to(self.cosine_TS.dtype)
+        return (functional.cross_entropy(logits_BTV.flatten(0, 1), ids_BT1[:, 1:].flatten()),)
+
+    def _blocks(self, stream: Tensor, static_BTD: Tensor | None, context: Context) -> Tensor:
+        """Run the layers; on the last stage open the stream to D channels where the free layers begin."""
+        dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
+        each = Pass(self.cosine_TS, self.sine_TS, dropout)
+        bound = partial(self.stream.read, static_BTD=static_BTD)
+        for layer in self.plan.layers:
+            if layer == self.constrained:
+                stream = self.stream.open(stream, static_BTD)
+            stream = self.layers[str(layer)](stream, bound if layer < self.constrained else _as_it_is, each)
+        return self.stream.open(stream, static_BTD) if self.plan.last and self.constrained == self.model.layers else stream
+
+    @staticmethod
+    def _end(ends: nn.ModuleDict) -> nn.Module:
+        (end,) = ends.values()
+        return end
+
+
+class TiedHead(nn.Module):
+    """Use another module's embedding as head; that module owns, updates and saves the weights."""
+
+    def __init__(self, weight_VD: Tensor) -> None:
+        super().__init__()
+        self.borrowed = (weight_VD,)  # inside a tuple, so that it is not registered a second time
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return functional.linear(hidden_BTD, self.borrowed[0])
+
+
+def build_stages(model: ModelConfig, ranges: list[range], codec: Codec, seed: int) -> list[Stage]:
+    """Make all stages of one model in this process; they share one basis."""
+    plans = [StagePlan(index, len(ranges), layers) for index, layers in enumerate(ranges)]
+    constrained = constrained_layers(model, plans)
+    stages = [Stage(model, plan, codec, constrained, seed) for plan in plans]
+    for stage in stages[1:]:
+        stage.stream.adopt(stages[0].stream)
+    if model.tied_head:
+        stages[-1].head = TiedHead(stages[0].embedding.weight)
+    return stages
+
+
+def _as_it_is(stream: Tensor) -> Tensor:
+    return stream

@@ -1,0 +1,135 @@
+"""Optimizers of one stage: AdamW with a second moment shared along the subspace axis, plain AdamW, Muon; clipping and the rate schedule.
+
+In coordinates any optimizer is legal. `shared` is the published one written for coordinates (method, section 3): with g = U^T G the
+gradient of Z, v_j = EMA(sum_r g_rj^2 / D), so rate, eps and decay are the same numbers as in the projected form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.config import TrainConfig
+from thinwire.model.stages import Stage
+from thinwire.subspace.drift import carry_over
+
+# Tensors of optimizer state that live in coordinates, by how a move of the basis carries them over.
+LINEAR_STATE = ("exp_avg", "momentum_buffer")
+SQUARED_STATE = ("exp_avg_sq",)
+
+
+class SharedAdamW(torch.optim.Optimizer):
+    """AdamW whose second moment is one number per vector of coordinates."""
+
+    def __init__(self, parameters: Iterable[dict], width: int, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(parameters, {"lr": 0.0, "weight_decay": 0.0, "axis": 0, "width": width, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict) -> None:
+        beta1, beta2 = group["betas"]
+        state = self.state[parameter]
+        energy = gradient.square().sum(group["axis"], keepdim=True) / group["width"]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["shared_sq"] = torch.zeros_like(energy)
+        state["step"] += 1
+        step = int(state["step"])
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["shared_sq"].lerp_(energy, 1 - beta2)
+        root = (state["shared_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1**step))
+
+
+class StageOptimizer:
+    """Update one stage's parameters; state is named by parameter, so it fits any cut."""
+
+    def __init__(self, stage: Stage, train: TrainConfig) -> None:
+        self.axes = stage.axes
+        self.named = dict(stage.named_parameters())
+        self.optimizers = list(self._assign(stage, train))
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["peak"] = train.muon_rate if isinstance(optimizer, torch.optim.Muon) else train.rate
+
+    def _assign(self, stage: Stage, train: TrainConfig) -> Iterable[torch.optim.Optimizer]:
+        """Give every parameter to one optimizer."""
+        betas = (train.beta1, train.beta2)
+        shared, matrices, plain = [], [], []
+        for name, parameter in self.named.items():
+            decay = train.weight_decay if parameter.dim() == 2 and not name.startswith("embedding") else 0.0
+            group = {"params": [parameter], "weight_decay": decay}
+            if train.optimizer == "shared" and name in self.axes:
+                shared.append(group | {"axis": self.axes[name]})
+            elif train.optimizer == "muon" and name.startswith("layers") and parameter.dim() == 2:
+                matrices.append(group)
+            else:
+                plain.append(group)
+        if shared:
+            yield SharedAdamW(shared, stage.model.width, betas, train.eps)
+        if matrices:
+            yield torch.optim.Muon(matrices, lr=train.muon_rate, adjust_lr_fn="match_rms_adamw")
+        if plain:
+            yield torch.optim.AdamW(plain, lr=train.rate, betas=betas, eps=train.eps, fused=True)
+
+    def squared_norm(self) -> float:
+        """Return the sum of squares of all gradients."""
+        return sum(float(torch.linalg.vector_norm(p.grad)) ** 2 for p in self.named.values() if p.grad is not None)
+
+    def step(self, factor: float, scale: float) -> None:
+        """Update with the rate at `factor` of its peak and gradients times `scale`, then clear the gradients."""
+        for parameter in self.named.values():
+            if scale != 1.0 and parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def carry_over(self, rotation_KK: Tensor) -> None:
+        """Carry coordinates and their moments over to a moved basis."""
+        for name, axis in self.axes.items():
+            carry_over(self.named[name].data, rotation_KK, axis)
+            for label, tensor in self._state_of(self.named[name]).items():
+                if label in LINEAR_STATE:
+                    carry_over(tensor, rotation_KK, axis)
+                elif label in SQUARED_STATE:
+                    carry_over(tensor, rotation_KK.square(), axis)
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        owner = next(o for o in self.optimizers if any(parameter is p for g in o.param_groups for p in g["params"]))
+        return owner.state[parameter]
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return all state as {parameter name/label: tensor}."""
+        return {f"{name}/{label}": tensor for name, parameter in self.named.items() for label, tensor in self._state_of(parameter).items()}
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Put state back; memory is torch's own, so that the bits of later steps do not depend on a file's alignment."""
+        for key, tensor in tensors.items():
+            name, _, label = key.rpartition("/")
+            self._state_of(self.named[name])[label] = tensor.clone()
+
+
+def clip_scale(norm: float, clip: float) -> float:
+    """Return the factor that brings a gradient of this norm down to `clip`; 0 turns clipping off."""
+    return clip / norm if clip > 0 and norm > clip else 1.0
+
+
+def rate_factor(step: int, train: TrainConfig) -> float:
+    """Return the share of the peak rate at a step: linear warm-up, constant, linear decay over the last part."""
+    warm = min(1.0, (step + 1) / train.warmup) if train.warmup else 1.0
+    decay_steps = math.ceil(train.steps * train.decay)
+    left = min(1.0, (train.steps - step) / decay_steps) if decay_steps else 1.0
+    return warm * left

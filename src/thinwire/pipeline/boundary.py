@@ -1,0 +1,72 @@
+"""One boundary in one process: payloads are packed, counted, checked and unpacked as on a wire."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, Direction, TensorSpec, WireSpec, from_raw_bytes, raw_bytes
+from thinwire.pipeline.meter import Meter
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The bytes of one payload, or of its gradient, and the version of the basis they are written in."""
+
+    version: int
+    ids: bytes
+    tensors: tuple[bytes, ...]
+
+
+def ids_spec(batch: int, time: int, vocabulary: int) -> TensorSpec:
+    """Describe the ids that ride forward, time + 1 per sequence: uint16 where the vocabulary fits, else int32."""
+    raw = TensorSpec.raw((batch, time + 1), torch.uint16 if vocabulary <= 2**16 else torch.int32)
+    return TensorSpec(raw.shape, raw.dtype, raw.forward_bytes, 0)
+
+
+class Boundary:
+    """Carry payloads of one fixed form."""
+
+    def __init__(self, codec: Codec, batch: int, time: int) -> None:
+        self.codec = codec
+        self.ids = ids_spec(batch, time, codec.model.vocabulary)
+        self.spec: WireSpec = codec.spec(batch, time)
+        self.meter = Meter()
+
+    def pack(self, tensors: Sequence[Tensor], direction: Direction, version: int, ids_BT1: Tensor | None = None) -> Packed:
+        """Turn a payload into bytes."""
+        started = time.perf_counter()
+        ids = b"" if ids_BT1 is None else raw_bytes(ids_BT1.to(self.ids.dtype))
+        parts = tuple(self.codec.pack(slot, tensor, direction) for slot, tensor in enumerate(tensors))
+        self.meter.encode_seconds += time.perf_counter() - started
+        return Packed(version, ids, parts)
+
+    def count(self, packed: Packed, direction: Direction) -> None:
+        """Enter a payload's bytes into the meter."""
+        size = sum(map(len, packed.tensors))
+        if direction == "forward":
+            self.meter.tokens += self.spec.tokens
+            self.meter.forward += size + len(packed.ids)
+            self.meter.ids += len(packed.ids)
+        else:
+            self.meter.backward += size
+
+    def unpack(self, packed: Packed, direction: Direction, version: int) -> tuple[Tensor, ...]:
+        """Turn bytes back into the payload; a payload written in another basis is an error."""
+        if packed.version != version:
+            raise ValueError(f"payload in basis version {packed.version} where version {version} is in use; the stages have lost step")
+        if len(packed.tensors) != len(self.spec.tensors):
+            raise ValueError(f"payload of {len(packed.tensors)} tensors where {len(self.spec.tensors)} were declared")
+        started = time.perf_counter()
+        slots = enumerate(zip(packed.tensors, self.spec.tensors, strict=True))
+        tensors = tuple(self.codec.unpack(slot, data, spec, direction) for slot, (data, spec) in slots)
+        self.meter.decode_seconds += time.perf_counter() - started
+        return tensors
+
+    def unpack_ids(self, packed: Packed) -> Tensor:
+        """Return the ids that rode with a payload."""
+        return from_raw_bytes(packed.ids, self.ids).to(torch.int64)

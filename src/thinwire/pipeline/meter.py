@@ -1,0 +1,40 @@
+"""Count what crosses the boundaries: payload bytes by direction, and the tokens they carried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Meter:
+    """Payload bytes and tokens of one boundary, plus the seconds spent packing and unpacking."""
+
+    tokens: int = 0
+    forward: int = 0
+    """Payload bytes forward, ids included."""
+    ids: int = 0
+    """The part of `forward` that is ids."""
+    backward: int = 0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+@dataclass
+class Traffic:
+    """The meters of all boundaries."""
+
+    boundaries: list[Meter] = field(default_factory=list)
+
+    def per_token(self, label: str) -> float:
+        """Return the mean of a byte count per token and boundary."""
+        tokens = sum(meter.tokens for meter in self.boundaries)
+        return sum(getattr(meter, label) for meter in self.boundaries) / tokens if tokens else 0.0
+
+    def take_seconds(self) -> dict[str, float]:
+        """Return the seconds spent encoding and decoding since the last call."""
+        spans = {"encode_seconds": 0.0, "decode_seconds": 0.0}
+        for meter in self.boundaries:
+            for label in spans:
+                spans[label] += getattr(meter, label)
+                setattr(meter, label, 0.0)
+        return spans

@@ -1,0 +1,95 @@
+"""All stages in one process, with real ends and bytes at every boundary: it trains, evaluates and counts.
+
+It is the oracle for engines that run stages elsewhere: per microbatch the forward and backward of every stage in turn, gradients
+accumulated in the order of the microbatches.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import DTYPES, Codec, Context
+from thinwire.codecs.registry import build
+from thinwire.config import Dtype, RunConfig
+from thinwire.model.cut import cut_layers
+from thinwire.model.stages import Stage, build_stages
+from thinwire.pipeline.boundary import Boundary
+from thinwire.pipeline.meter import Traffic
+
+
+def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
+    """Make the codec, the stages and their boundaries that a config describes."""
+    compute = torch.float32 if config.train.dtype == "bf16" else DTYPES[config.train.dtype]
+    codec = build(config.codec, config.model, seed=config.seed, compute=compute)
+    ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
+    stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
+    microbatch = config.train.batch // config.pipeline.microbatches
+    return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype)
+
+
+class Pipeline:
+    """Run microbatches through the stages and their boundaries."""
+
+    def __init__(self, stages: list[Stage], codec: Codec, microbatch: int, time: int, dtype: Dtype = "fp32") -> None:
+        if len({stage.stream.fingerprint() for stage in stages}) != 1:
+            raise ValueError("the stages do not agree on basis and fixed features; start them from the same seed and settings")
+        self.stages = stages
+        self.codec = codec
+        self.microbatch = microbatch
+        self.boundaries = [Boundary(codec, microbatch, time) for _ in stages[1:]]
+        self.traffic = Traffic([boundary.meter for boundary in self.boundaries])
+        self.device = next(stages[0].parameters()).device
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
+
+    def step(self, batch_BT1: Tensor, step: int, first_sample: int) -> float:
+        """Accumulate the gradients of the batch's mean loss; return that loss."""
+        losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
+        return sum(losses)
+
+    @torch.no_grad()
+    def evaluate(self, batch_BT1: Tensor) -> float:
+        """Return the mean loss of a batch, boundaries included, without counting its bytes."""
+        total = 0.0
+        for ids, context in self._microbatches(batch_BT1, 0, 0, False):
+            loss, _, _ = self._forward(ids, context)
+            total += float(loss) * len(ids) / len(batch_BT1)
+        return total
+
+    def _microbatches(self, batch_BT1: Tensor, step: int, first_sample: int, training: bool):
+        samples = torch.arange(first_sample, first_sample + len(batch_BT1), device=self.device)
+        for start in range(0, len(batch_BT1), self.microbatch):
+            rows = slice(start, start + self.microbatch)
+            yield batch_BT1[rows].to(self.device), Context(step, samples[rows], training)
+
+    def _train(self, ids_BT1: Tensor, context: Context, batch: int) -> float:
+        loss, sent, received = self._forward(ids_BT1, context)
+        share = loss * (len(ids_BT1) / batch)
+        share.backward()
+        for index in range(len(self.boundaries) - 1, -1, -1):
+            boundary, version = self.boundaries[index], self.stages[index].stream.version
+            packed = boundary.pack([tensor.grad for tensor in received[index]], "backward", self.stages[index + 1].stream.version)
+            boundary.count(packed, "backward")
+            gradients = [gradient.to(self.device) for gradient in boundary.unpack(packed, "backward", version)]
+            torch.autograd.backward(sent[index], gradients)
+        return float(share.detach())
+
+    def _forward(self, ids_BT1: Tensor, context: Context):
+        """Return the loss, and per boundary the payload as sent and as received."""
+        payload: tuple[Tensor, ...] = ()
+        sent, received = [], []
+        for index, stage in enumerate(self.stages):
+            with self.autocast:
+                payload = stage(ids_BT1, payload, context)
+            if index == len(self.boundaries):
+                break
+            boundary = self.boundaries[index]
+            packed = boundary.pack(payload, "forward", stage.stream.version, ids_BT1)
+            if context.training:
+                boundary.count(packed, "forward")
+            sent.append(payload)
+            ids_BT1 = boundary.unpack_ids(packed).to(self.device)
+            unpacked = boundary.unpack(packed, "forward", self.stages[index + 1].stream.version)
+            payload = tuple(tensor.to(self.device).requires_grad_(context.training) for tensor in unpacked)
+            received.append(payload)
+        return payload[0], sent, received

@@ -1,0 +1,150 @@
+"""The words of `thinwire train`: a config by name or file, overrides for each of its fields, and what a resumed run may change.
+
+    thinwire train --config NAME|FILE --run DIR [--resume] [--section.field VALUE ...]
+
+Without --config the packaged config `laptop` is used; without --run the run goes to `runs/CONFIG-CODEC-SEED`, such as
+`runs/laptop-subspace-0`. Text is read by `configfile.py`, values are judged by `limits.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from thinwire.config import RunConfig
+from thinwire.configfile import CONFIG_FILE, LOCAL, flatten, from_toml, load, near, read, shared_hash, to_toml
+from thinwire.limits import check
+
+__all__ = ["TrainCommand", "check", "flatten", "from_toml", "load", "parse_train", "shared_hash", "to_toml"]
+
+DEFAULT_CONFIG = "laptop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand:
+    """What `thinwire train` was asked to do."""
+
+    config: RunConfig
+    run: Path
+    resume: bool
+
+
+def parse_train(argv: list[str]) -> TrainCommand:
+    """Read the words of `thinwire train` into a checked command."""
+    words = scan(argv)
+    if "resume" in words and "help" not in words:
+        run, config = resume(argv, words)
+    else:
+        config = parse(argv, words, load(words.get("config") or DEFAULT_CONFIG))
+        run = run_folder(words, config)
+        if run.exists():
+            raise ValueError(f"the run folder {run} exists; choose another with --run DIR, or add --resume to go on with that run")
+    check(config)
+    return TrainCommand(config=config, run=run, resume="resume" in words)
+
+
+def scan(argv: list[str]) -> dict[str, str | None]:
+    """List the words that were given, with the value that follows each."""
+    words: dict[str, str | None] = {}
+    for index, token in enumerate(argv):
+        if token.startswith("--"):
+            name, equals, value = token[2:].partition("=")
+            following = argv[index + 1] if index + 1 < len(argv) and not argv[index + 1].startswith("--") else None
+            words[name.replace("-", "_")] = value if equals else following
+    return words | ({"help": None} if "-h" in argv else {})
+
+
+def run_folder(words: dict[str, str | None], config: RunConfig | None) -> Path:
+    """Return the run folder that was given, else runs/CONFIG-CODEC-SEED."""
+    if given := words.get("run"):
+        return Path(given)
+    assert config is not None
+    return Path("runs") / f"{Path(words.get('config') or DEFAULT_CONFIG).stem}-{config.codec.name}-{config.seed}"
+
+
+def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> RunConfig:
+    """Override the fields of a base config with the words that were given."""
+    import tyro  # not at the top: only a command line needs it
+
+    base = dataclasses.replace(base, codec=chosen_codec(base.codec, words.get("codec.name")))
+    refuse_unknown(words, base)
+    kind = words_of(type(base.codec))
+    default = kind(**{entry.name: getattr(base, entry.name) for entry in fields(RunConfig)})
+    description = "Train a model. Every field of the config can be overridden; --codec.name NAME --help lists that codec's options."
+    given = tyro.cli(kind, prog="thinwire train", description=description, args=argv, default=default, use_underscores=True)
+    return RunConfig(**{entry.name: getattr(given, entry.name) for entry in fields(RunConfig)})
+
+
+def words_of(codec_options: type) -> Any:
+    """Make the dataclass whose fields are the words of the command line, with one codec's options among them."""
+    import tyro
+
+    def word(kind: Any, text: str, *marks: Any) -> Any:
+        return Annotated[(kind, tyro.conf.arg(help=text), *marks)]
+
+    added = [
+        ("codec", codec_options, field()),
+        ("config", word(str, "Packaged config, or a file that ends in .toml."), field(default=DEFAULT_CONFIG)),
+        ("run", word(str, "Run folder."), field(default="runs/CONFIG-CODEC-SEED")),
+        ("resume", word(bool, "Go on with the run in that folder.", tyro.conf.FlagCreatePairsOff), field(default=False)),
+    ]
+    return dataclasses.make_dataclass("Words", added, bases=(RunConfig,), frozen=True, kw_only=True)
+
+
+def chosen_codec(base: Any, name: str | None) -> Any:
+    """Return the options of the codec named on the command line, with what the base sets and the new codec also has."""
+    from thinwire.codecs import registry  # not at the top: it imports torch
+
+    if name is None or name == base.name:
+        return base
+    kind = registry.find(name).Options
+    known = {entry.name for entry in fields(kind)}
+    # Only what differs from its default was chosen; the rest is the new codec's own to decide.
+    kept = {entry.name: getattr(base, entry.name) for entry in fields(base) if getattr(base, entry.name) != entry.default}
+    return kind(**{key: value for key, value in kept.items() if key in known} | {"name": name})
+
+
+def refuse_unknown(words: dict[str, str | None], base: RunConfig) -> None:
+    """Raise ValueError for a word that does not exist, with the one that was probably meant."""
+    values = flatten(base)
+    negated = {".no_".join(word.rsplit(".", 1)) for word, value in values.items() if isinstance(value, bool)}
+    known = {"config", "run", "resume", "help", *values, *negated}
+    for word in words:
+        if word.startswith("codec.") and word not in known:
+            options = ", ".join(entry.name for entry in fields(base.codec))
+            raise ValueError(f"--{word}: the codec {base.codec.name!r} has no option {word.removeprefix('codec.')!r}; it has {options}")
+        if word not in known:
+            raise ValueError(f"unknown word --{word}; {near(word, known, '--')}; thinwire train --help lists all words")
+
+
+def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConfig]:
+    """Find the run to go on with and its settings, changed only where a started run can change."""
+    named, placed = words.get("config"), words.get("run")
+    # The same command with --resume added must work: so a config that is named has to say what the run's own settings say.
+    wanted = parse(argv, words, load(named or DEFAULT_CONFIG)) if named or not placed else None
+    run = run_folder(words, wanted)
+    if not (run / CONFIG_FILE).is_file():
+        raise ValueError(f"cannot resume: {run / CONFIG_FILE} does not exist; check --run, or leave --resume out to start a new run")
+    stored = read(run / CONFIG_FILE)
+    config = parse(argv, words, stored)
+    if named and wanted:
+        refuse_difference(run, stored, wanted, f"--config {named} and the words beside it give")
+    refuse_difference(run, stored, config, "the command line gives")
+    if config.train.steps < stored.train.steps:
+        raise ValueError(
+            f"train.steps is {config.train.steps}, but {run} was started for {stored.train.steps}; a resumed run can only get longer"
+        )
+    return run, config
+
+
+def refuse_difference(run: Path, stored: RunConfig, other: RunConfig, giver: str) -> None:
+    """Raise ValueError for the first field, fixed once a run has started, that differs."""
+    before, after = flatten(stored), flatten(other)
+    for word in before | after:
+        if word not in LOCAL and word != "train.steps" and before.get(word) != after.get(word):
+            raise ValueError(
+                f"cannot resume {run}: its {word} is {before.get(word)}, {giver} {after.get(word)}; a started run keeps it: "
+                "leave that out, or start a new run with another --run"
+            )

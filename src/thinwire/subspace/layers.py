@@ -1,0 +1,64 @@
+"""The residual stream carried as K subspace coordinates c instead of D channels: x = fixed[t] + U c (method, section 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.model.stream import Move, Stream
+from thinwire.subspace.basis import fingerprint
+from thinwire.subspace.fixed import FixedFeatures
+
+
+class SubspaceStream(Stream):
+    """Read x = fixed[t] + U c; hold the basis and, for the drift, the gradient energy seen where the free layers begin."""
+
+    basis_DK: Tensor
+    basis_version: Tensor
+    energy_DD: Tensor
+
+    def __init__(self, basis_DK: Tensor, fixed: FixedFeatures, measure: bool) -> None:
+        super().__init__()
+        self.fixed = fixed
+        self.measure = measure
+        self.register_buffer("basis_DK", basis_DK.clone())
+        self.register_buffer("basis_version", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("energy_DD", torch.zeros(len(basis_DK), len(basis_DK)) if measure else None)
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return int(self.basis_version)
+
+    def static(self, ids_BT: Tensor) -> Tensor:
+        return self.fixed(ids_BT)
+
+    def read(self, stream: Tensor, static_BTD: Tensor | None) -> Tensor:
+        assert static_BTD is not None
+        flat = torch.addmm(static_BTD.flatten(0, 1), stream.flatten(0, 1), self.basis_DK.T)
+        return flat.view_as(static_BTD)
+
+    def open(self, stream: Tensor, static_BTD: Tensor | None) -> Tensor:
+        hidden_BTD = self.read(stream, static_BTD).to(stream.dtype)
+        if self.measure and hidden_BTD.requires_grad:
+            hidden_BTD.register_hook(self._accumulate)
+        return hidden_BTD
+
+    def _accumulate(self, gradient_BTD: Tensor) -> None:
+        """Add g^T g of the activation gradient before projection."""
+        flat = gradient_BTD.flatten(0, 1).to(self.energy_DD.dtype)
+        self.energy_DD.addmm_(flat.T, flat)
+
+    def adopt(self, other: Stream) -> None:
+        assert isinstance(other, SubspaceStream)
+        self.basis_DK.copy_(other.basis_DK)
+        self.basis_version.copy_(other.basis_version)
+
+    def go_over(self, move: Move) -> None:
+        if move.version != self.version + 1:
+            raise ValueError(f"basis version {move.version} cannot follow version {self.version}; restart from the last checkpoint")
+        self.basis_DK.copy_(move.basis_DK)
+        self.basis_version.fill_(move.version)
+
+    def fingerprint(self) -> str:
+        probe = self.fixed.compute(torch.tensor([0, self.fixed.vocabulary - 1], device=self.basis_DK.device))
+        return fingerprint(self.basis_DK) + fingerprint(probe)

@@ -1,0 +1,112 @@
+"""The command: table of verbs, lazy imports, exit codes."""
+
+import ast
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from thinwire import __version__, cli
+
+
+def install_verb(monkeypatch: pytest.MonkeyPatch, action) -> None:
+    module = types.ModuleType("thinwire_verb_under_test")
+    module.main = action
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.VERBS, "probe", ("a verb of this test", f"{module.__name__}:main"))
+
+
+def refuse(argv):
+    raise ValueError("rank 300 is above the width 256; lower --codec.rank")
+
+
+def interrupt(argv):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_every_verb(argv, capsys):
+    assert cli.main(argv) == 0
+    printed = capsys.readouterr().out
+    for verb, (help_line, _) in cli.VERBS.items():
+        assert f"  {verb}" in printed
+        assert help_line in printed
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"thinwire {__version__}\n"
+
+
+def test_unknown_verb_names_the_near_one(capsys):
+    assert cli.main(["trian"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "thinwire: error: there is no verb 'trian'; did you mean 'train'?" in captured.err
+
+
+def test_unknown_verb_without_a_near_one_lists_all(capsys):
+    assert cli.main(["xyzzy"]) == 2
+    assert "the verbs are train, eval" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("returned, code", [(None, 0), (0, 0), (3, 3)])
+def test_a_verb_gets_its_words_and_sets_the_exit_code(monkeypatch, returned, code):
+    seen = []
+
+    def verb(argv):
+        seen.append(argv)
+        return returned
+
+    install_verb(monkeypatch, verb)
+    assert cli.main(["probe", "--seed", "3"]) == code
+    assert seen == [["--seed", "3"]]
+
+
+def test_value_error_becomes_one_line_without_traceback(monkeypatch, capsys):
+    install_verb(monkeypatch, refuse)
+    assert cli.main(["probe"]) == 2
+    assert capsys.readouterr().err == "thinwire: error: rank 300 is above the width 256; lower --codec.rank\n"
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch):
+    install_verb(monkeypatch, lambda argv: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["probe"])
+
+
+def test_interrupt_exits_130(monkeypatch):
+    install_verb(monkeypatch, interrupt)
+    assert cli.main(["probe"]) == 130
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from thinwire.cli import main; main(['--help']); print(sorted(m.split('.')[0] for m in sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    loaded = set(ast.literal_eval(result.stdout.splitlines()[-1]))
+    assert "thinwire" in loaded
+    assert not loaded & {"torch", "numpy", "tyro", "rich", "tokenizers", "safetensors"}
+
+
+def test_import_starts_nothing():
+    code = "import sys, threading, thinwire; print(threading.active_count(), 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout == "1 False\n"
+
+
+def test_help_answers_quickly():
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "thinwire", "--help"], capture_output=True, timeout=30, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.3
+
+
+def test_every_verb_resolves():
+    for _, target in cli.VERBS.values():
+        module, function = target.split(":")
+        code = f"import importlib; assert callable(importlib.import_module({module!r}).{function})"
+        subprocess.run([sys.executable, "-c", code], timeout=100, check=True)
