@@ -106,8 +106,11 @@ def newest(run: Path, count: int) -> Path:
 def load(folder: Path, stages: list[Stage], optimizers: list[StageOptimizer] | None, facts: dict[str, str]) -> Position:
     """Restore all stages, and their optimizers where given, from one checkpoint."""
     manifests = [read_manifest(folder, index, facts) for index in range(len(stages))]
-    for stage in stages:
-        load_stage(folder, stage, None if optimizers is None else optimizers[stage.plan.index], manifests[stage.plan.index])
+    parts = [read_stage(folder, stage, manifest) for stage, manifest in zip(stages, manifests, strict=True)]
+    for index, (weights, state) in enumerate(parts):
+        stages[index].load_state_dict(weights)
+        if optimizers is not None:
+            optimizers[index].load_state_tensors(state)
     return Position(manifests[0]["step"], manifests[0]["seconds"])
 
 
@@ -127,8 +130,8 @@ def read_manifest(folder: Path, index: int, facts: dict[str, str]) -> dict:
     return manifest
 
 
-def load_stage(folder: Path, stage: Stage, optimizer: StageOptimizer | None, manifest: dict) -> None:
-    """Restore one stage after its file's sha256 has been checked."""
+def read_stage(folder: Path, stage: Stage, manifest: dict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return a stage's weights and optimizer state once sha256, names and shapes have been checked."""
     path = folder / f"stage-{stage.plan.index}.safetensors"
     if file_sha256(path) != manifest["sha256"]:
         raise ValueError(
@@ -146,9 +149,7 @@ def load_stage(folder: Path, stage: Stage, optimizer: StageOptimizer | None, man
         raise ValueError(
             f"{path} does not fit this model: {differing[0]} is {found.get(differing[0])} there, {expected.get(differing[0])} here"
         )
-    stage.load_state_dict(weights)
-    if optimizer is not None:
-        optimizer.load_state_tensors(state)
+    return weights, state
 
 
 def tensors_sha256(named: Iterable[tuple[str, Tensor]]) -> str:

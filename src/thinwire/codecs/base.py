@@ -152,8 +152,8 @@ class Codec:
     def error_bound(self, source: Tensor) -> Tensor:
         """Bound |received - sent| for each element of a stream tensor."""
         # Round to nearest: half a unit in the last place, plus the smallest normal number for values that flush to zero.
-        bits = {torch.bfloat16: 9, torch.float32: 25, torch.float64: 54}[self.wire_dtype]
-        return source.abs() * 2.0**-bits * 1.001 + torch.finfo(self.wire_dtype).tiny
+        limits = torch.finfo(self.wire_dtype)
+        return source.abs() * (limits.eps / 2) + limits.tiny
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

@@ -1,0 +1,28 @@
+"""What the subspace codec refuses, by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import TINY, make_pipeline, random_ids
+
+from thinwire.codecs import registry
+
+
+@pytest.mark.parametrize("option", [{"output_bias": True}, {"output_dropout": 0.1}, {"branch_norm_gains": True}, {"tied_head": True}])
+def test_options_that_leave_the_subspace_are_refused_by_name(option):
+    (name,) = option
+    with pytest.raises(ValueError, match=rf"model.{name} = .* would leave the subspace.*dense"):
+        registry.build(registry.defaults("subspace", rank=4), replace(TINY, **option))
+    assert make_pipeline("dense", replace(TINY, **option)).step(random_ids(), 0, 0) > 0
+
+
+@pytest.mark.parametrize("rank", [0, 33])
+def test_impossible_rank_is_refused(rank):
+    with pytest.raises(ValueError, match=rf"codec.rank is {rank}; it can be 1 to the model width, 32"):
+        registry.build(registry.defaults("subspace", rank=rank), TINY)
+
+
+def test_full_rank_is_allowed():
+    assert make_pipeline("subspace", rank=32).step(random_ids(), 0, 0) > 0

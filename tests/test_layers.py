@@ -1,0 +1,65 @@
+"""A layer imports only the layers below it; importing the package starts nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import thinwire
+
+ROOT = Path(thinwire.__file__).parent
+# From the bottom up. A module may import from its own layer and from those below.
+LAYERS = [
+    ["config", "noise", "model.cut"],
+    ["model.stream", "model.llama", "data", "subspace"],
+    ["codecs"],
+    ["model.stages"],
+    ["configfile", "limits", "optimizer", "pipeline"],
+    ["settings", "checkpoint", "track"],
+    ["evaluate"],
+    ["train"],
+    ["cli"],
+]
+
+
+def layer_of(module: str) -> int:
+    """Return the layer of a module named without the package, by its longest listed prefix."""
+    matches = [(len(name), number) for number, names in enumerate(LAYERS) for name in names if f"{module}.".startswith(f"{name}.")]
+    assert matches, f"{module} stands in no layer: add it to LAYERS"
+    return max(matches)[1]
+
+
+def imports(path: Path) -> set[str]:
+    """List the package's modules that a file imports at any level."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("thinwire"):
+            base = node.module.removeprefix("thinwire").strip(".")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".strip(".")
+                is_module = (ROOT / (inner.replace(".", "/") + ".py")).exists()
+                found.add(inner if is_module else base)
+    return found - {"", "__version__"}
+
+
+def test_imports_go_down():
+    for path in ROOT.rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if path.name in ("__init__.py", "__main__.py"):
+            continue
+        for target in imports(path):
+            assert layer_of(target) <= layer_of(module), f"{module} imports {target}, which lies above it"
+
+
+def test_codecs_and_mathematics_touch_no_socket_and_no_distributed():
+    for folder in ("model", "subspace", "codecs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            assert "torch.distributed" not in text and "import socket" not in text, path
+
+
+def test_importing_the_package_starts_nothing():
+    code = "import sys, threading, thinwire; print('torch' in sys.modules, threading.active_count())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "1"]
