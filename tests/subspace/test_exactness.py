@@ -42,6 +42,15 @@ def test_coordinate_form_equals_wide_form():
             assert relative(parameter.grad, expected) < 1e-10, name
 
 
+def test_without_the_table_nothing_changes():
+    cached, hashed = make_pipeline("subspace", rank=6), make_pipeline("subspace", rank=6, fixed_cache_mb=0)
+    assert cached.stages[0].stream.fixed.table_VD is not None and hashed.stages[0].stream.fixed.table_VD is None
+    batch = random_ids(batch=16)
+    assert hashed.step(batch, 0, 0) == pytest.approx(cached.step(batch, 0, 0), rel=1e-12)
+    for name, gradient in gradients(cached).items():
+        assert relative(gradients(hashed)[name], gradient) < 1e-10, name
+
+
 def test_free_layers_do_not_depend_on_the_cut():
     model = ModelConfig(**(vars(TINY) | {"free_layers": 1}))
     losses = [

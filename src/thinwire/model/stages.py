@@ -88,24 +88,24 @@ class Stage(nn.Module):
     def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
         ids_BT = ids_BT1[:, :-1]
-        static_BTD = self.stream.static(ids_BT)
+        static = self.stream.static(ids_BT)
         stream = self.embedding(ids_BT) if self.plan.first else self._end(self.entries)(payload, ids_BT, context)
-        stream = self._blocks(stream, static_BTD, context)
+        stream = self._blocks(stream, static, context)
         if not self.plan.last:
             return self._end(self.exits)(stream, ids_BT, context)
         logits_BTV = self.head(self.norm(stream)).to(self.cosine_TS.dtype)
         return (functional.cross_entropy(logits_BTV.flatten(0, 1), ids_BT1[:, 1:].flatten()),)
 
-    def _blocks(self, stream: Tensor, static_BTD: Tensor | None, context: Context) -> Tensor:
+    def _blocks(self, stream: Tensor, static: Tensor | None, context: Context) -> Tensor:
         """Run the layers; on the last stage open the stream to D channels where the free layers begin."""
         dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
         each = Pass(self.cosine_TS, self.sine_TS, dropout)
-        bound = partial(self.stream.read, static_BTD=static_BTD)
+        bound = partial(self.stream.read, static=static)
         for layer in self.plan.layers:
             if layer == self.constrained:
-                stream = self.stream.open(stream, static_BTD)
+                stream = self.stream.open(stream, static)
             stream = self.layers[str(layer)](stream, bound if layer < self.constrained else _as_it_is, each)
-        return self.stream.open(stream, static_BTD) if self.plan.last and self.constrained == self.model.layers else stream
+        return self.stream.open(stream, static) if self.plan.last and self.constrained == self.model.layers else stream
 
     @staticmethod
     def _end(ends: nn.ModuleDict) -> nn.Module:

@@ -26,13 +26,13 @@ class Stream(nn.Module):
         """Compute what a stage knows of the tokens without any wire, once per microbatch."""
         return None
 
-    def read(self, stream: Tensor, static_BTD: Tensor | None) -> Tensor:
+    def read(self, stream: Tensor, static: Tensor | None) -> Tensor:
         """Return the D-wide hidden state."""
         return stream
 
-    def open(self, stream: Tensor, static_BTD: Tensor | None) -> Tensor:
+    def open(self, stream: Tensor, static: Tensor | None) -> Tensor:
         """Return the D-wide hidden state that the free layers go on with."""
-        return self.read(stream, static_BTD)
+        return self.read(stream, static)
 
     def adopt(self, other: Stream) -> None:
         """Take over what all stages must share from the stage that made it."""

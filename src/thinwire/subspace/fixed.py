@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from thinwire.noise import FIXED, key, mix
 
+CHUNK = 64
+"""Tokens whose features exist at once when there is no table."""
 _MASK = 0xFFFFFFFF
 
 
@@ -43,3 +45,9 @@ class FixedFeatures(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.compute(ids) if self.table_VD is None else functional.embedding(ids, self.table_VD)
+
+    def add_to(self, hidden_ND: Tensor, ids_N: Tensor) -> Tensor:
+        """Add the features in place, a few tokens at a time, so that they never take memory as a whole."""
+        for start in range(0, len(ids_N), CHUNK):
+            hidden_ND[start : start + CHUNK] += self(ids_N[start : start + CHUNK])
+        return hidden_ND

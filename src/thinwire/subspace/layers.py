@@ -30,15 +30,20 @@ class SubspaceStream(Stream):
         return int(self.basis_version)
 
     def static(self, ids_BT: Tensor) -> Tensor:
-        return self.fixed(ids_BT)
+        """Return fixed[t] where there is a table, else the ids: hashing again at each read costs little and holds no memory."""
+        return ids_BT if self.fixed.table_VD is None else self.fixed(ids_BT)
 
-    def read(self, stream: Tensor, static_BTD: Tensor | None) -> Tensor:
-        assert static_BTD is not None
-        flat = torch.addmm(static_BTD.flatten(0, 1), stream.flatten(0, 1), self.basis_DK.T)
-        return flat.view_as(static_BTD)
+    def read(self, stream: Tensor, static: Tensor | None) -> Tensor:
+        assert static is not None
+        coordinates_NK = stream.flatten(0, 1)
+        if static.is_floating_point():
+            hidden_ND = torch.addmm(static.flatten(0, 1), coordinates_NK, self.basis_DK.T)
+        else:
+            hidden_ND = self.fixed.add_to(torch.mm(coordinates_NK, self.basis_DK.T), static.flatten())
+        return hidden_ND.view(*stream.shape[:-1], -1)
 
-    def open(self, stream: Tensor, static_BTD: Tensor | None) -> Tensor:
-        hidden_BTD = self.read(stream, static_BTD).to(stream.dtype)
+    def open(self, stream: Tensor, static: Tensor | None) -> Tensor:
+        hidden_BTD = self.read(stream, static).to(stream.dtype)
         if self.measure and hidden_BTD.requires_grad:
             hidden_BTD.register_hook(self._accumulate)
         return hidden_BTD
