@@ -14,7 +14,10 @@ import json
 import tempfile
 from pathlib import Path
 
-from thinwire.checkpoint import write_atomic
+import torch
+
+from thinwire.files import write_atomic
+from thinwire.pipeline.pipeline import build_pipeline
 from thinwire.settings import parse_train
 from thinwire.train import Trainer
 
@@ -31,7 +34,8 @@ def run(name: str) -> None:
     words = ["--config", "small", "--train.threads", "1", *ROWS[name].split()]
     with tempfile.TemporaryDirectory(prefix="thinwire-learn-") as folder:
         path = Path(folder) / "run"
-        summary = Trainer(parse_train([*words, "--run", str(path)])).run()
+        config = parse_train([*words, "--run", str(path)]).config
+        summary = Trainer(config, path, build_pipeline(config, torch.device("cpu"))).run()
         lines = [json.loads(line) for line in (path / "metrics" / "stage-all.jsonl").read_text().splitlines()]
     curve = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} | {summary["steps"]: summary["val_loss"]}
     RESULTS.mkdir(parents=True, exist_ok=True)

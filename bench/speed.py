@@ -86,7 +86,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     sides = {
-        name: Side(parse_train(["--config", arguments.config, "--run", "unused", *SIDES[name].split()]).config) for name in arguments.sides
+        name: Side(
+            parse_train(["--config", arguments.config, "--pipeline.mode", "inprocess", "--run", "unused", *SIDES[name].split()]).config
+        )
+        for name in arguments.sides
     }
     peak = matmul_peak()
     found = medians(alternate({name: side.step for name, side in sides.items()}, arguments.repeats))

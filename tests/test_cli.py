@@ -49,7 +49,7 @@ def test_unknown_verb_names_the_near_one(capsys):
 
 def test_unknown_verb_without_a_near_one_lists_all(capsys):
     assert cli.main(["xyzzy"]) == 2
-    assert "the verbs are train, eval" in capsys.readouterr().err
+    assert "the verbs are train, keys, roster, join, eval" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("returned, code", [(None, 0), (0, 0), (3, 3)])

@@ -41,6 +41,7 @@ validation_sequences = 8
 [pipeline]
 stages = 2
 microbatches = 2
+mode = "inprocess"
 
 [codec]
 name = "subspace"

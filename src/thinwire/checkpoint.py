@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from thinwire.files import write_atomic
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 
@@ -37,16 +38,6 @@ class Position:
     """Training time so far."""
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Put a whole file in place or nothing."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def file_sha256(path: Path) -> str:
     """Hash a file's bytes."""
     with path.open("rb") as file:
@@ -59,10 +50,18 @@ def save(run: Path, stages: list[Stage], optimizers: list[StageOptimizer], posit
     folder.mkdir(parents=True, exist_ok=True)
     for stage, optimizer in zip(stages, optimizers, strict=True):
         save_stage(folder, stage, optimizer, position, facts)
-    complete = [step for step in steps(run) if is_complete(step, len(stages))]
-    for old in complete[:-KEEP]:
-        shutil.rmtree(old)
+        prune(run, stage.plan.index)
     return folder
+
+
+def prune(run: Path, index: int) -> None:
+    """Delete a stage's parts of all but its newest complete checkpoints; the manifest goes first, so none is left half."""
+    mine = [folder for folder in steps(run) if (folder / f"stage-{index}.json").exists()]
+    for folder in mine[:-KEEP]:
+        (folder / f"stage-{index}.json").unlink()
+        (folder / f"stage-{index}.safetensors").unlink(missing_ok=True)
+        with suppress(OSError):  # another stage's part is still there
+            folder.rmdir()
 
 
 def save_stage(folder: Path, stage: Stage, optimizer: StageOptimizer, position: Position, facts: dict[str, str]) -> None:
@@ -105,7 +104,7 @@ def newest(run: Path, count: int) -> Path:
 
 def load(folder: Path, stages: list[Stage], optimizers: list[StageOptimizer] | None, facts: dict[str, str]) -> Position:
     """Restore all stages, and their optimizers where given, from one checkpoint."""
-    manifests = [read_manifest(folder, index, facts) for index in range(len(stages))]
+    manifests = [read_manifest(folder, stage.plan.index, facts) for stage in stages]
     parts = [read_stage(folder, stage, manifest) for stage, manifest in zip(stages, manifests, strict=True)]
     for index, (weights, state) in enumerate(parts):
         stages[index].load_state_dict(weights)
@@ -152,15 +151,22 @@ def read_stage(folder: Path, stage: Stage, manifest: dict) -> tuple[dict[str, Te
     return weights, state
 
 
-def tensors_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Hash names and bits of tensors, in the order of their names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(named, key=lambda pair: pair[0]):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def tensor_hashes(modules: Iterable[nn.Module]) -> dict[str, str]:
+    """Hash every tensor of some stages, by global name."""
+    hashes = {}
+    for module in modules:
+        for name, tensor in module.state_dict().items():
+            digest = hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            hashes[name] = digest.hexdigest()
+    return hashes
+
+
+def combined_sha256(hashes: Mapping[str, str]) -> str:
+    """Hash names and hashes of tensors in the order of their names: it does not depend on the cut."""
+    return hashlib.sha256("".join(f"{name} {hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
 
 
 def weights_sha256(modules: Iterable[nn.Module]) -> str:
-    """Hash the weights of stages; by global names, so that it does not depend on the cut."""
-    return tensors_sha256({name: tensor for module in modules for name, tensor in module.state_dict().items()}.items())
+    """Hash the weights of stages."""
+    return combined_sha256(tensor_hashes(modules))

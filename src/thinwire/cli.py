@@ -16,6 +16,9 @@ from thinwire import __version__
 
 VERBS = {
     "train": ("train a model, all its stages and what crosses between them", "thinwire.train:main"),
+    "keys": ("make this machine's identity for links", "thinwire.keys:keys"),
+    "roster": ("put the workers of a run together: stages, addresses, certificates", "thinwire.keys:roster"),
+    "join": ("run one stage of a roster on this machine", "thinwire.join:main"),
     "eval": ("measure the validation loss of a finished or stopped run", "thinwire.evaluate:main"),
 }
 

@@ -122,8 +122,10 @@ class PipelineConfig:
     """Layers per stage, such as 2,2,3,1; unset: as even as possible, earlier stages take the remainder."""
     microbatches: int = 8
     """Microbatches per step, M; divides `train.batch`."""
-    mode: Literal["inprocess", "workers"] = "inprocess"
-    """All stages in this process, or one worker process each."""
+    mode: Literal["inprocess", "workers"] = "workers"
+    """One worker process per stage, or all stages in this process."""
+    schedule: Literal["auto", "depth", "1f1b", "gpipe"] = "auto"
+    """Order of the microbatches in workers: `auto` and `depth` hide the measured latency of the links."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,15 @@ class LinkConfig:
     """The path between workers."""
 
     profile: str = "open"
-    """Named link profile."""
+    """Named link profile to emulate between workers, or one such as 20mbps_30ms; `open` emulates nothing."""
+    pace_mbps: float | None = None
+    """Most Mbit/s a worker sends on a link; unset: no limit."""
+    ping_seconds: float = 1.0
+    """Time between heartbeats."""
+    silent_seconds: float = 10.0
+    """A connection without any byte for this long is given up."""
+    reconnect_seconds: float = 60.0
+    """A link without a connection for this long fails the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

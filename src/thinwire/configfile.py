@@ -21,7 +21,8 @@ from thinwire.config import RunConfig
 
 CONFIG_FILE = "config.toml"
 DEFAULT_CODEC = "subspace"
-LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.threads", "train.checkpoint_every", "train.validate_every"})
+LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.threads", "train.checkpoint_every"})
+LOCAL |= {"link.profile", "link.pace_mbps", "link.ping_seconds", "link.silent_seconds", "link.reconnect_seconds", "pipeline.mode"}
 """Fields that each machine or each start may choose for itself: they do not change what is learnt."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false", type(None): "left out"}
 
@@ -34,10 +35,14 @@ def flatten(config: RunConfig) -> dict[str, Any]:
     return words
 
 
+def shared_settings(config: RunConfig) -> dict[str, Any]:
+    """List the part of the settings that all workers of a run must agree on."""
+    return {word: value for word, value in flatten(config).items() if word not in LOCAL}
+
+
 def shared_hash(config: RunConfig) -> str:
-    """Hash the part of the settings that all workers of a run must agree on."""
-    shared = {word: value for word, value in flatten(config).items() if word not in LOCAL}
-    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
+    """Hash that part."""
+    return hashlib.sha256(json.dumps(shared_settings(config), sort_keys=True).encode()).hexdigest()
 
 
 def to_toml(config: RunConfig) -> str:

@@ -10,13 +10,14 @@ from typing import Annotated
 
 import torch
 import tyro
+from torch import Tensor
 
 from thinwire import checkpoint
 from thinwire.config import DataConfig, Device
 from thinwire.configfile import CONFIG_FILE, read
 from thinwire.data.open import Data, open_data
 from thinwire.pipeline.device import choose_device
-from thinwire.pipeline.pipeline import Pipeline, build_pipeline
+from thinwire.pipeline.pipeline import build_pipeline
 
 TOKENIZER_FILE = "tokenizer.json"
 """The run's tokenizer, kept in its folder so that the run can be used where its source is not."""
@@ -36,16 +37,16 @@ class EvalCommand:
     """Where to compute."""
 
 
-def validate(pipeline: Pipeline, data: Data, sequences: int) -> float:
-    """Return the mean loss over evenly spaced validation sequences, whole microbatches of them."""
-    windows = torch.from_numpy(data.validation.evenly(max(sequences, pipeline.microbatch)))
-    usable = len(windows) // pipeline.microbatch * pipeline.microbatch
+def validation_batch(data: Data, sequences: int, microbatch: int) -> Tensor:
+    """Return evenly spaced validation sequences, whole microbatches of them."""
+    windows = torch.from_numpy(data.validation.evenly(max(sequences, microbatch)))
+    usable = len(windows) // microbatch * microbatch
     if usable == 0:
         raise ValueError(
-            f"the validation split has {len(windows)} sequences, a microbatch takes {pipeline.microbatch}; "
+            f"the validation split has {len(windows)} sequences, a microbatch takes {microbatch}; "
             "give more text, or raise pipeline.microbatches"
         )
-    return pipeline.evaluate(windows[:usable])
+    return windows[:usable]
 
 
 def evaluate(command: EvalCommand) -> dict[str, float | int | None]:
@@ -57,7 +58,8 @@ def evaluate(command: EvalCommand) -> dict[str, float | int | None]:
     newest = checkpoint.newest(command.run, len(pipeline.stages))
     position = checkpoint.load(newest, pipeline.stages, None, {})
     data = open_data(_source(config.data, command), config.model, config.seed)
-    loss = validate(pipeline, data, command.sequences)
+    windows = validation_batch(data, command.sequences, pipeline.microbatch)
+    loss = pipeline.evaluate(windows, len(windows))
     per_byte = loss / math.log(2) / data.bytes_per_token if data.bytes_per_token else None
     return {"step": position.step, "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": per_byte}
 

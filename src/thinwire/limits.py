@@ -10,6 +10,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from thinwire.config import ModelConfig, RunConfig
+from thinwire.link.profile import find_profile
 from thinwire.model.cut import cut_layers
 
 LARGEST_SEED = 2**63 - 1
@@ -22,6 +23,11 @@ LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("at least 1", lambda value: value >= 1, "data.max_tokens train.steps train.batch train.validation_sequences"),
     ("at least 1", lambda value: value >= 1, "pipeline.stages pipeline.microbatches"),
     ("above 0", lambda value: 0 < value < math.inf, "model.rope_theta model.norm_eps train.seconds train.rate train.muon_rate train.eps"),
+    (
+        "above 0",
+        lambda value: 0 < value < math.inf,
+        "link.pace_mbps link.ping_seconds link.silent_seconds link.reconnect_seconds",
+    ),
     ("at least 0", lambda value: 0 <= value < math.inf, "model.free_layers train.clip train.weight_decay train.warmup train.threads"),
     ("at least 0", lambda value: value >= 0, "train.checkpoint_every train.validate_every"),
     ("at least 0 and below 1", lambda value: 0 <= value < 1, "model.dropout model.output_dropout train.beta1 train.beta2"),
@@ -69,12 +75,16 @@ def check_pipeline(config: RunConfig) -> None:
     if batch % pipeline.microbatches:
         choice = neighbours(batch, pipeline.microbatches)
         raise ValueError(f"pipeline.microbatches is {pipeline.microbatches}, which does not divide train.batch {batch}; choose {choice}")
-    if pipeline.mode == "workers":
-        raise ValueError("pipeline.mode is workers, but this version runs all stages in one process; use --pipeline.mode inprocess")
-    if config.link.profile != "open":
+    find_profile(config.link.profile)
+    if pipeline.mode == "inprocess" and config.link.profile != "open":
         raise ValueError(
-            f"link.profile is {config.link.profile}, but with pipeline.mode inprocess there is no link between the stages; "
-            "use --link.profile open"
+            f"link.profile is {config.link.profile}, but with pipeline.mode inprocess there is no link between stages; "
+            "add --pipeline.mode workers, or use --link.profile open"
+        )
+    if pipeline.mode == "workers" and config.model.tied_head and pipeline.stages > 1:
+        raise ValueError(
+            "model.tied_head shares a matrix between the first and the last stage, which separate workers cannot; "
+            "use --pipeline.mode inprocess, or untie the head"
         )
 
 

@@ -8,6 +8,7 @@ Without --config the packaged config `laptop` is used; without --run the run goe
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, LOCAL, flatten, from_toml, load, near, read, shared_hash, to_toml
 from thinwire.limits import check
 
-__all__ = ["TrainCommand", "check", "flatten", "from_toml", "load", "parse_train", "shared_hash", "to_toml"]
+__all__ = ["JoinCommand", "TrainCommand", "check", "flatten", "from_toml", "load", "parse_join", "parse_train", "shared_hash", "to_toml"]
 
 DEFAULT_CONFIG = "laptop"
 
@@ -43,6 +44,32 @@ def parse_train(argv: list[str]) -> TrainCommand:
             raise ValueError(f"the run folder {run} exists; choose another with --run DIR, or add --resume to go on with that run")
     check(config)
     return TrainCommand(config=config, run=run, resume="resume" in words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinCommand(TrainCommand):
+    """What `thinwire join` was asked to do."""
+
+    roster: Path
+    keys: Path
+    stage: int
+
+
+def parse_join(argv: list[str]) -> JoinCommand:
+    """Read the words of `thinwire join`: a roster, --stage, --keys, and all the words of `thinwire train`."""
+    own = argparse.ArgumentParser(
+        prog="thinwire join",
+        allow_abbrev=False,
+        description="Run one stage of a roster on this machine. All the words of `thinwire train` can follow, the same everywhere.",
+    )
+    own.add_argument("roster", type=Path, help="roster file that every worker has (`thinwire roster`)")
+    own.add_argument("--stage", type=int, required=True, help="stage that this machine runs, from 0")
+    own.add_argument("--keys", type=Path, default=Path("keys"), help="folder that `thinwire keys` made here (default: keys)")
+    mine, rest = own.parse_known_args(argv)
+    if "run" not in scan(rest):
+        rest += ["--run", f"runs/stage-{mine.stage}"]
+    train = parse_train([*rest, "--pipeline.mode", "workers"])
+    return JoinCommand(config=train.config, run=train.run, resume=train.resume, roster=mine.roster, keys=mine.keys, stage=mine.stage)
 
 
 def scan(argv: list[str]) -> dict[str, str | None]:

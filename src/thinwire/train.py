@@ -1,7 +1,8 @@
 """Train a model: `thinwire train --config laptop --run runs/first`.
 
-The loop is one screen: batch -> pipeline.step -> optimizer -> track -> checkpoint. Settings come from `settings.py`, the stages from
-`pipeline/`. A stop (Ctrl-C, SIGTERM, the time limit) ends after the step under way, with a checkpoint.
+The loop is one screen: batch -> pipeline.step -> optimizer -> track -> checkpoint. It is the same whether the pipeline holds all stages
+(`pipeline/pipeline.py`) or one of them in a worker process (`pipeline/worker.py`). A stop (Ctrl-C, SIGTERM, the time limit) ends the run
+after the step under way, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -10,29 +11,40 @@ import json
 import math
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from thinwire import checkpoint
-from thinwire.checkpoint import Position, write_atomic
+from thinwire.checkpoint import Position
 from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, shared_hash, to_toml
 from thinwire.data.open import Data, open_data
-from thinwire.evaluate import TOKENIZER_FILE, validate
+from thinwire.evaluate import TOKENIZER_FILE, validation_batch
+from thinwire.files import write_atomic
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 from thinwire.pipeline.device import choose_device, peak_rss_bytes
+from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
-from thinwire.settings import TrainCommand, parse_train
-from thinwire.track import JsonLines, Progress
+from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.settings import parse_train
+from thinwire.summary import summarise
+from thinwire.track import JsonLines, Progress, Tracker
 
 
 def main(argv: list[str]) -> None:
     """Run the `train` verb."""
     command = parse_train(argv)
-    summary = Trainer(command).run()
+    config = command.config
+    if config.pipeline.mode == "workers":
+        from thinwire.launch import launch  # not at the top: it starts processes
+
+        summary = launch(command)
+    else:
+        pipeline = build_pipeline(config, choose_device(config.device))
+        summary = Trainer(config, command.run, pipeline, resume=command.resume).run()
     print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")
 
 
@@ -59,72 +71,109 @@ class Stop:
 
 
 class Trainer:
-    """Everything one run holds: data, pipeline, optimizers, run folder."""
+    """Everything one process of a run holds: data (with stage 0), pipeline, optimizers, run folder."""
 
-    def __init__(self, command: TrainCommand) -> None:
-        self.config: RunConfig = command.config
-        self.folder: Path = command.run
-        if self.config.train.threads:
-            torch.set_num_threads(self.config.train.threads)
-        self.data: Data = open_data(self.config.data, self.config.model, self.config.seed)
-        self.pipeline: Pipeline = build_pipeline(self.config, choose_device(self.config.device))
-        self.optimizers = [StageOptimizer(stage, self.config.train) for stage in self.pipeline.stages]
+    def __init__(
+        self, config: RunConfig, folder: Path, pipeline: Pipeline | WorkerPipeline, *, resume: bool = False, show: bool = True
+    ) -> None:
+        self.config, self.folder, self.pipeline, self.show = config, folder, pipeline, show
+        if config.train.threads:
+            torch.set_num_threads(config.train.threads)
+        self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
+        self.data: Data | None = open_data(config.data, config.model, config.seed) if self.first else None
+        about = pipeline.announce(self._describe_data())
+        self.validation_rows: int = about["validation_rows"]
+        self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
         # The number of steps may grow when a run is resumed.
-        fixed = replace(self.config, train=replace(self.config.train, steps=0))
-        self.facts = {"config": shared_hash(fixed), "data": self.data.fingerprint}
+        fixed = replace(config, train=replace(config.train, steps=0))
+        self.facts = {"config": shared_hash(fixed), "data": about["data"]}
         self.position = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
-        if command.resume:
-            newest = checkpoint.newest(self.folder, len(self.pipeline.stages))
-            self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts)
+        self.stop = Stop()
+        if resume:
+            newest = checkpoint.newest(folder, pipeline.stages[0].plan.count)
+            self.position = checkpoint.load(newest, pipeline.stages, self.optimizers, self.facts)
         self.started_at = self.position
+        self._write_folder()
+
+    def _describe_data(self) -> dict | None:
+        """Tell the other stages what they need to know of the data that only stage 0 has."""
+        if self.data is None:
+            return None
+        self.validation = validation_batch(self.data, self.config.train.validation_sequences, self.pipeline.microbatch)
+        return {"data": self.data.fingerprint, "validation_rows": len(self.validation)}
+
+    def _write_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self.folder / CONFIG_FILE, to_toml(self.config).encode())
-        if self.data.tokenizer_json is not None:
+        if self.data is not None and self.data.tokenizer_json is not None:
             write_atomic(self.folder / TOKENIZER_FILE, self.data.tokenizer_json.encode())
+
+    def _trackers(self, stack: ExitStack) -> list[Tracker]:
+        """Open the metrics file, and the progress line where this process shows one."""
+        label = "all" if self.first and self.last else str(self.pipeline.stages[0].plan.index)
+        trackers: list[Tracker] = [JsonLines(self.folder / "metrics" / f"stage-{label}.jsonl", resumed=self.position.step)]
+        if self.show:
+            trackers.append(Progress(self.config.train.steps, self.position.step))
+        return [stack.enter_context(tracker) for tracker in trackers]
 
     def run(self) -> dict:
         """Train to the end, to the time limit, or until asked to stop; return the summary."""
-        train, stop, loss = self.config.train, Stop(), math.nan
-        metrics = JsonLines(self.folder / "metrics" / "stage-all.jsonl", resumed=self.position.step)
-        with stop.listening(), metrics, Progress(train.steps, self.position.step) as bar:
-            while self.position.step < train.steps and not stop.asked and not self._out_of_time():
-                values = self.step()
+        train, loss = self.config.train, math.nan
+        with ExitStack() as stack:
+            stack.enter_context(self.stop.listening())
+            trackers = self._trackers(stack)
+            stopped = False
+            while self.position.step < train.steps and not stopped:
+                values, stopped = self.step()
                 loss, done = values["loss"], self.position.step
                 if train.validate_every and done % train.validate_every == 0 and done < train.steps:
                     values["val_loss"] = self.validate()
-                metrics.log(done, values)
-                bar.log(done, values)
+                for tracker in trackers:
+                    tracker.log(done, values)
                 if train.checkpoint_every and done % train.checkpoint_every == 0 and done < train.steps:
                     self.save()
             self.save()
-        if stop.asked:
+            val_loss = self.validate()
+        if self.stop.asked and self.show:
             print(f"stopped at step {self.position.step}; go on with: thinwire train --run {self.folder} --resume")
-        summary = self.summary(loss, self.validate())
-        write_atomic(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
+        summary = self.summary(loss, val_loss)
+        if self.first:
+            write_atomic(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
         return summary
 
-    def step(self) -> dict[str, float]:
-        """Do one optimizer step; return what to log."""
+    def step(self) -> tuple[dict[str, float], bool]:
+        """Do one optimizer step; return what to log, and whether to stop."""
         train, step = self.config.train, self.position.step
         started = time.perf_counter()
         first_sample = step * train.batch
-        batch_BT1 = torch.from_numpy(self.data.train.batch(first_sample, train.batch))
+        batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, train.batch))
         loss = self.pipeline.step(batch_BT1, step, first_sample)
-        norm = math.sqrt(sum(optimizer.squared_norm() for optimizer in self.optimizers))
-        if not math.isfinite(norm) or not math.isfinite(loss):
-            raise ValueError(
-                f"loss {loss} and gradient norm {norm} at step {step}: training has diverged and this step was not applied; "
-                f"lower train.rate ({train.rate}) or raise train.warmup ({train.warmup}); the last checkpoint is untouched"
-            )
+        squared = 0.0
+        for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
+            squared = optimizer.squared_norm() + squared
+        stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
+        outcome = self.pipeline.settle(Outcome(step, loss, squared, stop))
+        self._refuse_divergence(outcome)
         for optimizer in self.optimizers:
-            optimizer.step(rate_factor(step, train), clip_scale(norm, train.clip))
-        self._move_basis(step)
+            optimizer.step(rate_factor(step, train), clip_scale(outcome.norm, train.clip))
+        if self.pipeline.codec.moves_after(step):
+            self._move_basis()
         seconds = time.perf_counter() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds
         self.position = Position(step + 1, self.position.seconds + seconds)
-        return {"loss": loss, "gradient_norm": norm, "rate": train.rate * rate_factor(step, train), **self._meters(seconds)}
+        assert outcome.loss is not None
+        values = {"loss": outcome.loss, "gradient_norm": outcome.norm, "rate": train.rate * rate_factor(step, train)}
+        return values | self._meters(seconds), outcome.stop
+
+    def _refuse_divergence(self, outcome: Outcome) -> None:
+        if outcome.loss is None or not math.isfinite(outcome.norm) or not math.isfinite(outcome.loss):
+            train = self.config.train
+            raise ValueError(
+                f"loss {outcome.loss} and gradient norm {outcome.norm} at step {outcome.step}: training has diverged and this step was not "
+                f"applied; lower train.rate ({train.rate}) or raise train.warmup ({train.warmup}); the last checkpoint is untouched"
+            )
 
     def _meters(self, seconds: float) -> dict[str, float]:
         """Return the figures of a step that concern time and traffic."""
@@ -137,53 +186,45 @@ class Trainer:
             "bytes_per_token": traffic.per_token("forward") + traffic.per_token("backward"),
             "compute_seconds": seconds - sum(spans.values()),
             **spans,
-            "wait_seconds": 0.0,
         }
 
-    def _move_basis(self, step: int) -> None:
-        """Let all stages go over to a new basis where the codec wants one now."""
-        move = self.pipeline.codec.move(self.pipeline.stages[-1], step)
-        if move is not None:
-            for stage, optimizer in zip(self.pipeline.stages, self.optimizers, strict=True):
-                stage.stream.go_over(move)
-                optimizer.carry_over(move.rotation_KK)
+    def _move_basis(self) -> None:
+        """Let all stages go over to a new basis."""
+        basis_DK = self.pipeline.next_basis()
+        for stage, optimizer in zip(self.pipeline.stages, self.optimizers, strict=True):
+            optimizer.carry_over(stage.stream.go_over(basis_DK, stage.stream.version + 1))
 
-    def _out_of_time(self) -> bool:
+    def _out_of_time(self, step_seconds: float) -> bool:
         limit = self.config.train.seconds
-        return limit is not None and self.position.seconds - self.started_at.seconds >= limit
+        return limit is not None and self.position.seconds + step_seconds - self.started_at.seconds >= limit
 
     def validate(self) -> float:
-        return validate(self.pipeline, self.data, self.config.train.validation_sequences)
+        return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows)
 
     def save(self) -> None:
         checkpoint.save(self.folder, self.pipeline.stages, self.optimizers, self.position, self.facts)
 
     def summary(self, loss: float, val_loss: float) -> dict:
-        """Describe the finished run (design: `summary.json`)."""
-        config, traffic, stages = self.config, self.pipeline.traffic, self.pipeline.stages
-        forward, backward = traffic.per_token("forward"), traffic.per_token("backward")
-        tokens_per_step = config.train.batch * config.model.context
+        """Describe the finished run; every stage adds its own part."""
         steps = self.position.step - self.started_at.step
         timed = self.position.seconds - self.started_at.seconds - self.first_step_seconds
-        uncompressed = 2 * config.model.width * {"fp32": 4, "bf16": 2, "fp64": 8}[config.train.dtype]
-        return {
+        tokens_per_step = self.config.train.batch * self.config.model.context
+        run = {
             "steps": self.position.step,
             "tokens": self.position.step * tokens_per_step,
             "seconds": self.position.seconds,
             "tokens_per_second": (steps - 1) * tokens_per_step / timed if steps > 1 else None,
             "final_loss": None if math.isnan(loss) else loss,
             "val_loss": val_loss,
-            "trainable_parameters": sum(p.numel() for stage in stages for p in stage.parameters()),
-            "codec": config.codec.name,
-            "stages": len(stages),
-            "model_sha256": checkpoint.weights_sha256(stages),
-            "weights_sha256": [checkpoint.weights_sha256([stage]) for stage in stages],
-            "bytes_per_token_forward": forward,
-            "bytes_per_token_backward": backward,
-            "bytes_per_token_ids": traffic.per_token("ids"),
-            "framed_bytes": None,
-            "socket_bytes": None,
-            "compression": uncompressed / (forward + backward) if forward else None,
-            "link": config.link.profile,
-            "peak_rss_bytes": [peak_rss_bytes()],
         }
+        meters = self.pipeline.traffic.boundaries
+        own = [
+            {
+                "hashes": checkpoint.tensor_hashes([stage]),
+                "parameters": sum(parameter.numel() for parameter in stage.parameters()),
+                "boundary": meters[index].counts() if index < len(meters) else None,
+                "links": self.pipeline.link_meters(),
+            }
+            for index, stage in enumerate(self.pipeline.stages)
+        ]
+        return summarise(self.config, run, self.pipeline.gather(own), self.pipeline.gather_values(peak_rss_bytes()))

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from thinwire.config import Dtype, ModelConfig
 from thinwire.model.cut import StagePlan
-from thinwire.model.stream import Move, Stream
+from thinwire.model.stream import Stream
 
 Direction = Literal["forward", "backward"]
+Buffer = bytes | bytearray | memoryview
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
@@ -128,9 +129,13 @@ class Codec:
         exit = None if plan.last else CastExit(self.wire_dtype)
         return entry, exit
 
-    def move(self, last: nn.Module, step: int) -> Move | None:
-        """Return what all stages shall change together after this step, as the last stage sees it; None: nothing."""
-        return None
+    def moves_after(self, step: int) -> bool:
+        """Tell whether all stages go over to a new basis between this step and the next."""
+        return False
+
+    def propose_basis(self, last: Stream) -> Tensor:
+        """Return the new basis as the last stage's stream sees it."""
+        raise AssertionError("this codec has no basis to move")
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
         """Describe the payload made from a stream tensor of the given form."""
@@ -145,7 +150,7 @@ class Codec:
         """Put payload tensor number `slot`, or its gradient, into bytes."""
         return raw_bytes(tensor)
 
-    def unpack(self, slot: int, data: bytes, spec: TensorSpec, direction: Direction) -> Tensor:
+    def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
         """Take the tensor out of `pack`'s bytes, bit for bit."""
         return from_raw_bytes(data, spec)
 
@@ -161,7 +166,7 @@ def raw_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def from_raw_bytes(data: bytes, spec: TensorSpec) -> Tensor:
+def from_raw_bytes(data: Buffer, spec: TensorSpec) -> Tensor:
     """Make a tensor of the given form from its memory."""
     expected = math.prod(spec.shape) * spec.dtype.itemsize
     if len(data) != expected:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from thinwire.codecs.base import Codec, Context, Direction, TensorSpec
+from thinwire.codecs.base import Buffer, Codec, Context, Direction, TensorSpec
 from thinwire.model.cut import StagePlan
-from thinwire.model.stream import Move, Stream
+from thinwire.model.stream import Stream
 
 
 class ChainExit(nn.Module):
@@ -49,8 +49,11 @@ class Chain(Codec):
     def stream(self, plan: StagePlan) -> Stream:
         return self.first.stream(plan)
 
-    def move(self, last: nn.Module, step: int) -> Move | None:
-        return self.first.move(last, step)
+    def moves_after(self, step: int) -> bool:
+        return self.first.moves_after(step)
+
+    def propose_basis(self, last: Stream) -> Tensor:
+        return self.first.propose_basis(last)
 
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
         first_entry, first_exit = self.first.ends(plan)
@@ -65,7 +68,7 @@ class Chain(Codec):
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
         return self.second.pack(slot % self.parts, tensor, direction)
 
-    def unpack(self, slot: int, data: bytes, spec: TensorSpec, direction: Direction) -> Tensor:
+    def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
         return self.second.unpack(slot % self.parts, data, spec, direction)
 
     def error_bound(self, source: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import Codec, CodecOptions, Context, Direction, Options, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.codecs.base import Buffer, Codec, CodecOptions, Context, Direction, Options, TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.noise import ROUNDING, sample_keys, uniform
@@ -118,7 +118,7 @@ class Quantize(Codec):
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
         return raw_bytes(tensor) if slot == SCALES else pack_codes(tensor, self.bits)
 
-    def unpack(self, slot: int, data: bytes, spec: TensorSpec, direction: Direction) -> Tensor:
+    def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
         return from_raw_bytes(data, spec) if slot == SCALES else unpack_codes(data, self.bits, spec)
 
     def error_bound(self, source: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def pack_codes(codes: Tensor, bits: int) -> bytes:
     return packed.numpy().tobytes()
 
 
-def unpack_codes(data: bytes, bits: int, spec: TensorSpec) -> Tensor:
+def unpack_codes(data: Buffer, bits: int, spec: TensorSpec) -> Tensor:
     """Take integer-valued codes out of their bytes."""
     if len(data) != spec.forward_bytes:
         raise ValueError(f"payload of {len(data)} bytes where {spec.forward_bytes} were declared for {spec.shape} codes of {bits} bits")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from thinwire.codecs.base import Codec, Options
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan
-from thinwire.model.stream import Move, Stream
+from thinwire.model.stream import Stream
 from thinwire.subspace.basis import random_basis
 from thinwire.subspace.drift import propose
 from thinwire.subspace.fixed import FixedFeatures
@@ -27,7 +27,7 @@ class SubspaceOptions(Options):
 
     rank: int = 16
     """Coordinates per token, K; at most the model width."""
-    fixed_scale: float = 0.02
+    fixed_scale: float = 2.0
     """Size of the frozen token features, +-scale."""
     fixed_cache_mb: float = 64.0
     """Keep the table of frozen features if it is no larger than this; 0 computes them from the hash each time."""
@@ -61,10 +61,12 @@ class Subspace(Codec):
         fixed = FixedFeatures(model.vocabulary, model.width, options.fixed_scale, self.seed, cache_bytes, self.compute)
         return SubspaceStream(basis_DK, fixed, measure=plan.last and options.drift_every > 0)
 
-    def move(self, last: nn.Module, step: int) -> Move | None:
-        assert isinstance(last.stream, SubspaceStream)
-        every = self.options.drift_every
-        return propose(last.stream, self.options.drift_rate) if every and (step + 1) % every == 0 else None
+    def moves_after(self, step: int) -> bool:
+        return self.options.drift_every > 0 and (step + 1) % self.options.drift_every == 0
+
+    def propose_basis(self, last: Stream) -> Tensor:
+        assert isinstance(last, SubspaceStream)
+        return propose(last, self.options.drift_rate)
 
 
 def leaving_the_subspace(model: ModelConfig) -> dict[str, object]:

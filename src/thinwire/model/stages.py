@@ -76,10 +76,15 @@ class Stage(nn.Module):
             return
         digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        std = 0.02 if name.startswith("embedding") else parameter.shape[1] ** -0.5
+        axis = self.axes.get(name)
+        if name.startswith("embedding"):
+            # Unit size, so that a token's own features outweigh the first branches; in coordinates `fixed` plays that part.
+            std = 1.0 if axis is None else 0.02
+        else:
+            std = parameter.shape[1] ** -0.5
         if name.endswith(("output.weight", "down.weight")):
             std /= math.sqrt(2 * self.model.layers)
-        if (axis := self.axes.get(name)) is not None:
+        if axis is not None:
             # U has orthonormal columns: this makes U Z write as much into the stream as an unconstrained matrix would.
             std *= math.sqrt(self.model.width / parameter.shape[axis])
         with torch.no_grad():
@@ -124,13 +129,17 @@ class TiedHead(nn.Module):
         return functional.linear(hidden_BTD, self.borrowed[0])
 
 
+def build_stage(model: ModelConfig, ranges: list[range], index: int, codec: Codec, seed: int) -> Stage:
+    """Make one stage of a model that is cut into these ranges of layers."""
+    plans = [StagePlan(number, len(ranges), layers) for number, layers in enumerate(ranges)]
+    return Stage(model, plans[index], codec, constrained_layers(model, plans), seed)
+
+
 def build_stages(model: ModelConfig, ranges: list[range], codec: Codec, seed: int) -> list[Stage]:
     """Make all stages of one model in this process; they share one basis."""
-    plans = [StagePlan(index, len(ranges), layers) for index, layers in enumerate(ranges)]
-    constrained = constrained_layers(model, plans)
-    stages = [Stage(model, plan, codec, constrained, seed) for plan in plans]
+    stages = [build_stage(model, ranges, index, codec, seed) for index in range(len(ranges))]
     for stage in stages[1:]:
-        stage.stream.adopt(stages[0].stream)
+        stage.stream.adopt(stages[0].stream.basis())
     if model.tied_head:
         stages[-1].head = TiedHead(stages[0].embedding.weight)
     return stages

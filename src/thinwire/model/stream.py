@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
-
-
-@dataclass(frozen=True)
-class Move:
-    """A new basis, its version, and R = U'^T U, which carries coordinates over. All stages apply it between the same two steps."""
-
-    basis_DK: Tensor
-    version: int
-    rotation_KK: Tensor
 
 
 class Stream(nn.Module):
@@ -34,11 +23,15 @@ class Stream(nn.Module):
         """Return the D-wide hidden state that the free layers go on with."""
         return self.read(stream, static)
 
-    def adopt(self, other: Stream) -> None:
-        """Take over what all stages must share from the stage that made it."""
+    def adopt(self, basis_DK: Tensor | None) -> None:
+        """Take over the basis that stage 0 made; there is none here."""
 
-    def go_over(self, move: Move) -> None:
-        """Go over to a new basis."""
+    def basis(self) -> Tensor | None:
+        """Return the basis that all stages share; there is none here."""
+        return None
+
+    def go_over(self, basis_DK: Tensor, version: int) -> Tensor:
+        """Put a new basis of the next version in place; return R = U'^T U, which carries coordinates over to it."""
         raise AssertionError("this stream has no basis to move")
 
     def fingerprint(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Meter:
-    """Payload bytes and tokens of one boundary, plus the seconds spent packing and unpacking."""
+    """Payload bytes and tokens of one boundary, plus the seconds spent packing, unpacking and waiting."""
 
     tokens: int = 0
     forward: int = 0
@@ -17,6 +17,11 @@ class Meter:
     backward: int = 0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    def counts(self) -> dict[str, int]:
+        """Return the counters alone."""
+        return {"tokens": self.tokens, "forward": self.forward, "ids": self.ids, "backward": self.backward}
 
 
 @dataclass
@@ -31,8 +36,8 @@ class Traffic:
         return sum(getattr(meter, label) for meter in self.boundaries) / tokens if tokens else 0.0
 
     def take_seconds(self) -> dict[str, float]:
-        """Return the seconds spent encoding and decoding since the last call."""
-        spans = {"encode_seconds": 0.0, "decode_seconds": 0.0}
+        """Return the seconds spent encoding, decoding and waiting since the last call."""
+        spans = {"encode_seconds": 0.0, "decode_seconds": 0.0, "wait_seconds": 0.0}
         for meter in self.boundaries:
             for label in spans:
                 spans[label] += getattr(meter, label)

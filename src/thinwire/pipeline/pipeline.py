@@ -6,6 +6,8 @@ accumulated in the order of the microbatches.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,12 +18,18 @@ from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stages
 from thinwire.pipeline.boundary import Boundary
 from thinwire.pipeline.meter import Traffic
+from thinwire.pipeline.outcome import Outcome
+
+
+def build_codec(config: RunConfig) -> Codec:
+    """Make the codec that a config describes."""
+    compute = torch.float32 if config.train.dtype == "bf16" else DTYPES[config.train.dtype]
+    return build(config.codec, config.model, seed=config.seed, compute=compute)
 
 
 def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
     """Make the codec, the stages and their boundaries that a config describes."""
-    compute = torch.float32 if config.train.dtype == "bf16" else DTYPES[config.train.dtype]
-    codec = build(config.codec, config.model, seed=config.seed, compute=compute)
+    codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
     microbatch = config.train.batch // config.pipeline.microbatches
@@ -42,14 +50,44 @@ class Pipeline:
         self.device = next(stages[0].parameters()).device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
 
-    def step(self, batch_BT1: Tensor, step: int, first_sample: int) -> float:
+    def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float:
         """Accumulate the gradients of the batch's mean loss; return that loss."""
+        assert batch_BT1 is not None
         losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
         return sum(losses)
 
+    def settle(self, own: Outcome) -> Outcome:
+        """Return the outcome of all stages: here they are one."""
+        return own
+
+    def announce(self, facts: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what stage 0 knows about the run."""
+        assert facts is not None
+        return facts
+
+    def gather(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return what every stage says of itself."""
+        return own
+
+    def gather_values(self, own: Any) -> list[Any]:
+        """Return one value of every process."""
+        return [own]
+
+    def link_meters(self) -> list[dict[str, Any]]:
+        """Return what the links have carried: there are none."""
+        return []
+
+    def next_basis(self) -> Tensor:
+        """Return the basis that all stages go over to now."""
+        return self.codec.propose_basis(self.stages[-1].stream)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
     @torch.no_grad()
-    def evaluate(self, batch_BT1: Tensor) -> float:
-        """Return the mean loss of a batch, boundaries included, without counting its bytes."""
+    def evaluate(self, batch_BT1: Tensor | None, rows: int | None = None) -> float:
+        """Return the mean loss of a batch of `rows` sequences (all of them), boundaries included, without counting its bytes."""
+        assert batch_BT1 is not None and rows in (None, len(batch_BT1))
         total = 0.0
         for ids, context in self._microbatches(batch_BT1, 0, 0, False):
             loss, _, _ = self._forward(ids, context)

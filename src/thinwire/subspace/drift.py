@@ -1,6 +1,6 @@
 """Move the subspace: one Riemannian step on the Grassmann manifold towards the gradient energy that it misses (method, section 3).
 
-Off by default: it changes no expressivity and changed nothing in small runs. All stages apply the same `Move` between two steps.
+Off by default: it changes no expressivity and changed nothing in small runs. All stages go over between the same two steps.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.model.stream import Move
 from thinwire.subspace.basis import orthonormalise
 from thinwire.subspace.layers import SubspaceStream
 
@@ -24,11 +23,11 @@ def grassmann_step(basis_DK: Tensor, energy_DD: Tensor, rate: float) -> Tensor:
     return orthonormalise(basis - rate * tangent)
 
 
-def propose(stream: SubspaceStream, rate: float) -> Move:
-    """Compute the next move from the energy seen since the last one, and forget that energy."""
+def propose(stream: SubspaceStream, rate: float) -> Tensor:
+    """Compute the next basis from the energy seen since the last move, and forget that energy."""
     basis_DK = grassmann_step(stream.basis_DK, stream.energy_DD, rate).to(stream.basis_DK.dtype)
     stream.energy_DD.zero_()
-    return Move(basis_DK, stream.version + 1, basis_DK.double().T @ stream.basis_DK.double())
+    return basis_DK
 
 
 @torch.no_grad()

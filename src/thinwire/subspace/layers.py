@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.model.stream import Move, Stream
+from thinwire.model.stream import Stream
 from thinwire.subspace.basis import fingerprint
 from thinwire.subspace.fixed import FixedFeatures
 
@@ -53,16 +53,20 @@ class SubspaceStream(Stream):
         flat = gradient_BTD.flatten(0, 1).to(self.energy_DD.dtype)
         self.energy_DD.addmm_(flat.T, flat)
 
-    def adopt(self, other: Stream) -> None:
-        assert isinstance(other, SubspaceStream)
-        self.basis_DK.copy_(other.basis_DK)
-        self.basis_version.copy_(other.basis_version)
+    def adopt(self, basis_DK: Tensor | None) -> None:
+        assert basis_DK is not None
+        self.basis_DK.copy_(basis_DK)
 
-    def go_over(self, move: Move) -> None:
-        if move.version != self.version + 1:
-            raise ValueError(f"basis version {move.version} cannot follow version {self.version}; restart from the last checkpoint")
-        self.basis_DK.copy_(move.basis_DK)
-        self.basis_version.fill_(move.version)
+    def basis(self) -> Tensor:
+        return self.basis_DK
+
+    def go_over(self, basis_DK: Tensor, version: int) -> Tensor:
+        if version != self.version + 1:
+            raise ValueError(f"basis version {version} cannot follow version {self.version}; restart from the last checkpoint")
+        rotation_KK = basis_DK.double().T @ self.basis_DK.double()
+        self.basis_DK.copy_(basis_DK)
+        self.basis_version.fill_(version)
+        return rotation_KK
 
     def fingerprint(self) -> str:
         probe = self.fixed.compute(torch.tensor([0, self.fixed.vocabulary - 1], device=self.basis_DK.device))

@@ -25,3 +25,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Put a whole file in place, or nothing."""
+    with atomic_file(path) as file:
+        file.write(data)

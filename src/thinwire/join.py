@@ -1,0 +1,76 @@
+"""Run one stage of a run whose other stages are elsewhere: `thinwire join ROSTER --stage 1 --config laptop --keys keys`.
+
+Two machines, two commands: see docs/two_machines.md. The roster says who the others are; the config must be the same everywhere, and
+the links refuse each other with the name of what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import torch
+
+from thinwire.config import RunConfig
+from thinwire.link.roster import Place, Roster, read_roster
+from thinwire.link.tls import Identity, load_identity
+from thinwire.pipeline.device import choose_device
+from thinwire.pipeline.neighbours import Neighbours
+from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.settings import parse_join
+from thinwire.train import Trainer
+
+
+def main(argv: list[str]) -> None:
+    """Run the `join` verb."""
+    command = parse_join(argv)
+    roster = read_roster(command.roster)
+    identity = load_identity(command.keys)
+    summary = train_stage(command.config, roster, identity, command.stage, command.run, resume=command.resume)
+    print(f"stage {command.stage} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
+
+
+def train_stage(
+    config: RunConfig,
+    roster: Roster,
+    identity: Identity,
+    stage: int,
+    run: Path,
+    *,
+    resume: bool = False,
+    show: bool = True,
+    threads: int | None = None,
+) -> dict:
+    """Train one stage in step with the others of the roster; return the run's summary."""
+    if not 0 <= stage < config.pipeline.stages:
+        raise ValueError(
+            f"there is no stage {stage}: pipeline.stages is {config.pipeline.stages}; choose 0 to {config.pipeline.stages - 1}"
+        )
+    place = Place(0, stage)
+    if roster.worker(place).certificate.strip() != identity.certificate.strip():
+        raise ValueError(
+            f"the roster's certificate for {place} is not that of {identity.certificate_path}; "
+            "use the keys it was made with, or write the roster again with this certificate"
+        )
+    if threads and not config.train.threads:
+        torch.set_num_threads(threads)
+    neighbours = Neighbours(roster, identity, place, run_name(roster), incarnation=incarnation())
+    try:
+        pipeline = WorkerPipeline(config, stage, neighbours, choose_device(config.device))
+        summary = Trainer(config, run, pipeline, resume=resume, show=show).run()
+        pipeline.close()
+    finally:
+        neighbours.close()
+    return summary
+
+
+def run_name(roster: Roster) -> str:
+    """Name a run by its members: all of them derive the same name."""
+    members = "\n".join(f"{place} {worker.certificate.strip()}" for place, worker in roster.workers.items())
+    return hashlib.sha256(members.encode()).hexdigest()[:16]
+
+
+def incarnation() -> int:
+    """Return a number that differs each time this worker starts, and grows."""
+    return time.time_ns() // 1000

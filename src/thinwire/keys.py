@@ -1,0 +1,68 @@
+"""Identities and rosters: `thinwire keys FOLDER` makes a worker's key and certificate, `thinwire roster` puts the workers together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from thinwire.link.roster import Place, Roster, Worker, write_roster
+from thinwire.link.tls import fingerprint, make_identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysCommand:
+    """Make a worker's identity: a private key that stays here and a certificate for the others."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Folder for key.pem and certificate.pem."""
+    name: str = "worker"
+    """Name in the certificate."""
+    days: int = 3650
+    """Days the certificate is valid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RosterCommand:
+    """Write the roster of a run: who is which stage, where it listens, and its certificate."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """Roster to write."""
+    stage: tyro.conf.UseAppendAction[tuple[str, ...]]
+    """One per stage in order: ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem; `none` for one that only dials out."""
+
+
+def keys(argv: list[str]) -> None:
+    """Run the `keys` verb."""
+    command = tyro.cli(KeysCommand, prog="thinwire keys", args=argv, use_underscores=True)
+    identity = make_identity(command.folder, command.name, command.days)
+    print(f"{identity.certificate_path}: give this file to the others; {identity.key_path.name} stays here")
+    print(f"fingerprint {identity.fingerprint}: compare it with the others over the phone")
+
+
+def roster(argv: list[str]) -> None:
+    """Run the `roster` verb."""
+    command = tyro.cli(RosterCommand, prog="thinwire roster", args=argv, use_underscores=True)
+    if command.file.exists():
+        raise ValueError(f"{command.file} exists; choose another name, or delete it first")
+    workers = [read_entry(text, number) for number, text in enumerate(command.stage)]
+    write_roster(command.file, Roster.of(workers))
+    for worker in workers:
+        print(f"{worker.place}  {worker.address or 'dials out'}  {fingerprint(worker.certificate)}")
+    print(f"{command.file}: give this file to every worker")
+
+
+def read_entry(text: str, stage: int) -> Worker:
+    """Read one ADDRESS=CERTIFICATE."""
+    address, equals, path = text.partition("=")
+    if not equals:
+        raise ValueError(f"--stage {text!r} is not of the form ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem")
+    try:
+        certificate = Path(path).read_text()
+    except OSError as error:
+        raise ValueError(
+            f"cannot read the certificate {path}: {error.strerror}; it is the certificate.pem that `thinwire keys` made"
+        ) from None
+    return Worker(Place(0, stage), certificate, None if address == "none" else address)

@@ -1,0 +1,160 @@
+"""One TLS connection over a non-blocking socket, without a thread: bytes in, bytes out, every socket byte counted.
+
+SSLObject and MemoryBIO keep TLS apart from the socket, so a wire (pace, emulation) fits between them. Knows no frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Iterable
+
+from thinwire.link.emulate import Wire
+from thinwire.link.meter import Meter
+from thinwire.link.options import LinkOptions
+
+READ_BYTES = 256 * 2**10
+RECORD_BYTES = 16 * 2**10
+TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if hasattr(socket, "TCP_CONGESTION") else None)
+
+
+def tune(sock: socket.socket, options: LinkOptions) -> str:
+    """Set a TCP socket up for small latency; return the congestion control in use."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if TCP_NOTSENT_LOWAT is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, options.unsent_bytes)
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return "unknown"
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, options.congestion.encode())
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+class Connection:
+    """A TLS session on a connected socket."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, congestion: str = "unknown") -> None:
+        self.socket = sock
+        self.congestion = congestion
+        self.meter = Meter()
+        """Counts this connection's bytes; a link that takes the connection over puts its own here."""
+        self.wire: Wire | None = None
+        """Carries what is written from now on; None: straight to the socket."""
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._pending: deque[memoryview] = deque()
+        self._buffer = bytearray(READ_BYTES)
+        self._view = memoryview(self._buffer)
+
+    def handshake(self) -> bool:
+        """Go on with the handshake; return whether it is done. Raises ssl.SSLError with the reason, told to the peer too."""
+        try:
+            while True:
+                try:
+                    self._tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    if not self._receive():
+                        return False
+                else:
+                    return True
+        finally:
+            # an alert that cannot be sent must not hide the error it is about
+            with contextlib.suppress(OSError):
+                self._collect(0.0, 0)
+                self.flush(0.0)
+
+    def peer_certificate(self) -> bytes:
+        """Return the peer's certificate in DER."""
+        return self._tls.getpeercert(binary_form=True) or b""
+
+    def read(self) -> list[bytes]:
+        """Return the TLS records that one read of the socket completes; raise ConnectionError at the end of the stream."""
+        if not self._receive():
+            return []
+        return self.records()
+
+    def records(self) -> list[bytes]:
+        """Return the records that are already here."""
+        records = []
+        try:
+            while record := self._tls.read(RECORD_BYTES):
+                records.append(record)
+        except ssl.SSLWantReadError:
+            return records
+        raise ConnectionResetError("the peer ended the TLS session")
+
+    def _receive(self) -> bool:
+        """Move bytes from the socket to TLS; return whether there were any."""
+        try:
+            count = self.socket.recv_into(self._buffer)
+        except BlockingIOError:
+            return False
+        if count == 0:
+            raise ConnectionResetError("the peer closed the connection")
+        self.meter.received.socket += count
+        self._incoming.write(self._view[:count])
+        return True
+
+    def write(self, pieces: Iterable[bytes | memoryview], now: float, frames: int = 0) -> None:
+        """Encrypt bytes and hand them to the wire."""
+        self._tls.write(b"".join(pieces))
+        self._collect(now, frames)
+
+    def _collect(self, now: float, frames: int) -> None:
+        data = self._outgoing.read()
+        if not data:
+            return
+        if self.wire is None or self.wire.plain:
+            self._pending.append(memoryview(data))
+        else:
+            self.wire.admit(data, now, frames)
+
+    def flush(self, now: float) -> bool:
+        """Give the socket what has arrived at the wire's end; return whether it took all of it."""
+        if self.wire is not None and not self.wire.plain:
+            self._pending.extend(map(memoryview, self.wire.due(now)))
+        while self._pending:
+            data = self._pending[0]
+            try:
+                count = self.socket.send(data)
+            except BlockingIOError:
+                return False
+            self.meter.sent.socket += count
+            if count < len(data):
+                self._pending[0] = data[count:]
+                return False
+            self._pending.popleft()
+        return True
+
+    @property
+    def blocked(self) -> bool:
+        """Tell whether the socket still has to take something."""
+        return bool(self._pending)
+
+    @property
+    def idle(self) -> bool:
+        """Tell whether nothing written here is still on its way to the socket."""
+        return not self._pending and (self.wire is None or not self.wire.in_flight)
+
+    def end_output(self) -> None:
+        """Tell the peer that nothing more will come."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """Break the TCP connection at once, as a fault would (RST instead of FIN)."""
+        with contextlib.suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+    def close(self) -> None:
+        if self.wire is not None:
+            self.wire.cut()
+        self._pending.clear()
+        self.socket.close()

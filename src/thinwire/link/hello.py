@@ -1,0 +1,147 @@
+"""HELLO: what two ends tell each other before anything else, and the comparison that names what differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from thinwire.link.errors import EpochMoved, LinkError, ProtocolError
+from thinwire.link.frame import VERSION, Channel
+from thinwire.link.options import LinkOptions
+from thinwire.link.roster import Place
+
+MAX_NAMED = 5
+"""Differences named in one message."""
+
+
+class PeerBehind(Exception):
+    """The peer is in an earlier epoch: wait for it."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one worker says about itself and the run."""
+
+    run: str
+    config: Mapping[str, Any]
+    """The shared part of the config, flat: `model.width` -> 256. Device, paths, budgets and rates stay out."""
+    place: Place
+    incarnation: int = 0
+    """Differs each time the worker's process starts."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The content of one HELLO frame."""
+
+    protocol: int
+    run: str
+    config_hash: str
+    config: dict[str, Any]
+    replica: int
+    stage: int
+    epoch: int
+    incarnation: int
+    credit: tuple[int, int]
+    received: int
+    """Sequence number of the last part received."""
+    consumed: tuple[tuple[int, int], ...]
+    """Per channel: frames and bytes the worker has taken from the link."""
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def make_hello(terms: Terms, epoch: int, options: LinkOptions, received: int, consumed: tuple[tuple[int, int], ...]) -> Hello:
+    """Describe this end."""
+    config = json.loads(json.dumps(dict(terms.config)))
+    return Hello(
+        protocol=VERSION,
+        run=terms.run,
+        config_hash=config_hash(config),
+        config=config,
+        replica=terms.place.replica,
+        stage=terms.place.stage,
+        epoch=epoch,
+        incarnation=terms.incarnation,
+        credit=(options.credit_frames, options.credit_bytes),
+        received=received,
+        consumed=consumed,
+    )
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Hash a flat config, whatever the order of its fields."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def decode_hello(data: bytes | bytearray | memoryview) -> Hello:
+    """Read a HELLO; refuse by name what is not one."""
+    try:
+        content = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("HELLO", type(error).__name__, "a JSON object") from error
+    names = {field.name for field in fields(Hello)}
+    if not isinstance(content, dict) or set(content) != names:
+        found = sorted(content) if isinstance(content, dict) else type(content).__name__
+        raise ProtocolError("HELLO", found, f"the fields {sorted(names)}")
+    for name in ("protocol", "replica", "stage", "epoch", "incarnation", "received"):
+        if not _is_count(content[name]):
+            raise ProtocolError(f"HELLO.{name}", repr(content[name])[:80], "a number from 0")
+    for name, kind in (("run", str), ("config_hash", str), ("config", dict)):
+        if not isinstance(content[name], kind):
+            raise ProtocolError(f"HELLO.{name}", type(content[name]).__name__, kind.__name__)
+    credit, consumed = content["credit"], content["consumed"]
+    if not _is_pair(credit):
+        raise ProtocolError("HELLO.credit", repr(credit)[:80], "two numbers")
+    if not isinstance(consumed, list) or len(consumed) != len(Channel) or not all(map(_is_pair, consumed)):
+        raise ProtocolError("HELLO.consumed", repr(consumed)[:80], f"{len(Channel)} pairs of numbers")
+    content["credit"] = tuple(credit)
+    content["consumed"] = tuple(tuple(pair) for pair in consumed)
+    return Hello(**content)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**64
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+
+
+def differences(mine: Hello, theirs: Hello, peer: Place) -> list[str]:
+    """Name everything in which the peer's HELLO does not fit ours; the epoch is not among it."""
+    found = []
+    if theirs.protocol != mine.protocol:
+        found.append(f"protocol version: {mine.protocol} here, {theirs.protocol} there (install the same release)")
+    if theirs.run != mine.run:
+        found.append(f"run: {mine.run!r} here, {theirs.run!r} there")
+    if (theirs.replica, theirs.stage) != (peer.replica, peer.stage):
+        found.append(f"place: expected {peer}, the peer says {Place(theirs.replica, theirs.stage)}")
+    absent = object()
+    for name in sorted({*mine.config, *theirs.config}):
+        here, there = mine.config.get(name, absent), theirs.config.get(name, absent)
+        if here != there or type(here) is not type(there):
+            words = ["nothing" if value is absent else f"{value!r}"[:100] for value in (here, there)]
+            found.append(f"config {name}: {words[0]} here, {words[1]} there")
+    if not found and theirs.config_hash != mine.config_hash:
+        found.append(f"config hash: {mine.config_hash[:12]} here, {theirs.config_hash[:12]} there, though no field differs")
+    if theirs.credit != mine.credit:
+        found.append(f"link.credit_frames and link.credit_bytes: {mine.credit} here, {theirs.credit} there")
+    return found if len(found) <= MAX_NAMED else [*found[:MAX_NAMED], f"and {len(found) - MAX_NAMED} more"]
+
+
+def judge(mine: Hello, theirs: Hello, peer: Place, incarnation: int | None) -> None:
+    """Raise why the two ends cannot work together; `incarnation` is the peer's as first heard on this link."""
+    found = differences(mine, theirs, peer)
+    if found:
+        raise LinkError(f"{Place(mine.replica, mine.stage)} and {peer} do not fit together: {'; '.join(found)}")
+    if theirs.epoch < mine.epoch:
+        raise PeerBehind(f"the peer is still in epoch {theirs.epoch}, this end in {mine.epoch}")
+    if theirs.epoch > mine.epoch:
+        raise EpochMoved(f"{peer} has moved on to epoch {theirs.epoch}, this end is in {mine.epoch}", theirs.epoch)
+    if incarnation not in (None, theirs.incarnation):
+        raise LinkError(f"{peer} was restarted and has lost the state of this link")

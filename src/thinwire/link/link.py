@@ -1,0 +1,195 @@
+"""Link: framed, authenticated, resumable, metered and paced byte messages between two workers.
+
+What a caller uses. The connection lives in one I/O thread (`loop.py`); `send` and `receive` only touch bounded queues.
+"""
+
+from __future__ import annotations
+
+import time
+
+from thinwire.link.contract import Contract
+from thinwire.link.dial import Dialer
+from thinwire.link.emulate import make_wire
+from thinwire.link.errors import LinkError, ProtocolError
+from thinwire.link.frame import Channel, Frame, Kind
+from thinwire.link.hello import Terms
+from thinwire.link.listener import Listener
+from thinwire.link.loop import TOKEN, Loop
+from thinwire.link.options import LinkOptions
+from thinwire.link.profile import OPEN, LinkProfile
+from thinwire.link.roster import Worker
+from thinwire.link.tls import Identity
+
+ECHO_TOKENS = 2**63
+"""Tokens of a probe's PINGs begin here, those of the heartbeat at 1."""
+
+
+class Link:
+    """One end of the path between two workers. Make it with `connect` or `listen`; it opens in the background."""
+
+    def __init__(
+        self,
+        peer: Worker,
+        terms: Terms,
+        contract: Contract,
+        *,
+        dialer: Dialer | None,
+        listener: Listener | None,
+        options: LinkOptions,
+        profile: LinkProfile,
+        peer_profile: LinkProfile | None,
+    ) -> None:
+        self.peer = peer.place
+        self.options = options
+        self.epoch = contract.epoch
+        self._echo_token = ECHO_TOKENS
+        if listener is not None:
+            listener.check_free(self.peer)
+        wire = make_wire(profile, peer_profile or profile, options.pace_mbps, seed=terms.place.stage)
+        self._loop = Loop(
+            self.peer,
+            terms,
+            contract,
+            options,
+            wire,
+            dialer,
+            finished=lambda: listener.forget(self.peer) if listener is not None else None,
+        )
+        self.meter = self._loop.meter
+        self._outbox = self._loop.outbox
+        self._inbox = self._loop.inbox
+        if listener is not None:
+            listener.expect(self.peer, self._loop.adopt)
+        self._loop.thread.start()
+
+    @classmethod
+    def connect(
+        cls,
+        peer: Worker,
+        identity: Identity,
+        terms: Terms,
+        contract: Contract,
+        *,
+        options: LinkOptions | None = None,
+        profile: LinkProfile = OPEN,
+        peer_profile: LinkProfile | None = None,
+    ) -> Link:
+        """Dial the peer's address, again and again inside the reconnect window."""
+        options = options or LinkOptions()
+        dialer = Dialer(peer, identity, options)
+        return cls(peer, terms, contract, dialer=dialer, listener=None, options=options, profile=profile, peer_profile=peer_profile)
+
+    @classmethod
+    def listen(
+        cls,
+        listener: Listener,
+        peer: Worker,
+        terms: Terms,
+        contract: Contract,
+        *,
+        options: LinkOptions | None = None,
+        profile: LinkProfile = OPEN,
+        peer_profile: LinkProfile | None = None,
+    ) -> Link:
+        """Wait for the peer to dial a listener that knows its certificate."""
+        options = options or LinkOptions()
+        return cls(peer, terms, contract, dialer=None, listener=listener, options=options, profile=profile, peer_profile=peer_profile)
+
+    def wait_open(self, timeout: float | None = None) -> None:
+        """Return once the link has opened; raise why it did not."""
+        if not self._loop.opened.wait(timeout):
+            raise TimeoutError(f"the link to {self.peer} did not open in {timeout} s")
+        if self._loop.error is not None:
+            raise self._loop.error
+
+    def send(self, frame: Frame, timeout: float | None = None) -> None:
+        """Queue a frame and return; block only while the channel's credit is used up (TimeoutError). A wrong frame aborts the link."""
+        try:
+            self._outbox.put(frame, timeout)
+        except ProtocolError as error:
+            self.abort(str(error))
+            raise
+        self._loop.wake()
+
+    def receive(self, channel: Channel, timeout: float | None = None, *, basis_version: int | None = None) -> Frame:
+        """Return the next frame of a channel (TimeoutError if none comes). DATA in another basis than the given one aborts the link."""
+        frame = self._inbox.take(channel, timeout)
+        if self._inbox.report_due:
+            self._loop.wake()
+        header = frame.header
+        if basis_version is not None and header.kind is Kind.DATA and header.basis_version != basis_version:
+            error = ProtocolError(
+                "basis_version", header.basis_version, basis_version, f"step {header.step}, microbatch {header.microbatch}"
+            )
+            self.abort(str(error))
+            raise error
+        return frame
+
+    def close(self) -> bool:
+        """Deliver what is queued, say goodbye and end the thread; return whether the peer, still there, acknowledged all of it."""
+        self._outbox.finish()
+        self._loop.wake()
+        self._loop.thread.join(self.options.close_seconds)
+        self._loop.call(self._loop.stop)
+        self._loop.thread.join()
+        return self._outbox.delivered
+
+    def abort(self, reason: str) -> None:
+        """Fail both ends with a reason; calls that wait raise LinkError."""
+        self._loop.call(lambda: self._loop.abort(reason))
+
+    def echo(self, size: int, count: int, timeout: float) -> list[float]:
+        """Send PINGs of a size on the bulk channel; return when they were queued and when each PONG came. The peer's link answers."""
+        first = self._echo_token
+        self._echo_token += count
+        tokens = range(first, first + count)
+        self._loop.heartbeat.echoes.update(dict.fromkeys(tokens, 0.0))
+        filler = bytes(max(0, size - TOKEN.size))
+        for token in tokens:
+            self._outbox.put_plain(Frame.make(Kind.PING, TOKEN.pack(token) + filler, channel=Channel.BULK, epoch=self.epoch))
+        self._loop.wake()
+        started = time.monotonic()
+        deadline = started + timeout
+        try:
+            while not self._loop.heartbeat.echoes[first + count - 1]:
+                if self._loop.error is not None:
+                    raise self._loop.error
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{count} echoes of {size} bytes did not come back in {timeout} s")
+                time.sleep(0.002)
+            return [started, *(self._loop.heartbeat.echoes[token] for token in tokens)]
+        finally:
+            for token in tokens:
+                del self._loop.heartbeat.echoes[token]
+
+    def reset_connection(self) -> None:
+        """Break the TCP connection abruptly; for fault tests."""
+        self._loop.call(self._loop.reset)
+
+    @property
+    def state(self) -> str:
+        """Return connecting, hello, open, broken, closed or failed."""
+        return self._loop.state
+
+    @property
+    def error(self) -> LinkError | None:
+        """Return why the link failed."""
+        return self._loop.error
+
+    @property
+    def rtt(self) -> float | None:
+        """Return the smoothed round trip in seconds; None before the first PONG."""
+        return self._loop.heartbeat.rtt
+
+    @property
+    def congestion(self) -> str:
+        """Return TCP's congestion control on the last connection."""
+        return self._loop.congestion
+
+    def held(self, channel: Channel) -> tuple[int, int]:
+        """Return frames and bytes received but not taken."""
+        return self._inbox.held(channel)
+
+    def outstanding(self, channel: Channel) -> tuple[int, int]:
+        """Return frames and bytes sent but not taken by the peer."""
+        return self._outbox.outstanding(channel)

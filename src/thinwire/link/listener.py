@@ -1,0 +1,183 @@
+"""Accept connections on one address for all links of a worker, and hand each to the link its certificate belongs to.
+
+Only the TLS handshake happens here. A client that is not in `peers` is refused with the reason, in the log and in `refusals`; one that
+is, but whose link is not open yet, is turned away and tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from thinwire.link.connection import Connection, tune
+from thinwire.link.options import LinkOptions
+from thinwire.link.roster import Place, Worker, split_address
+from thinwire.link.tls import Identity, certificate_of, server_context
+
+LOG = logging.getLogger("thinwire.link")
+MAX_GUESTS = 32
+"""Connections that may be in their handshake at once."""
+DRAIN_SECONDS = 1.0
+"""A refused client may read the alert for this long before the socket goes."""
+
+
+class Guest:
+    """A connection that is not a link's yet."""
+
+    def __init__(self, connection: Connection, name: str, deadline: float) -> None:
+        self.connection = connection
+        self.name = name
+        self.deadline = deadline
+        self.refused = False
+
+
+class Listener:
+    """One listening socket and one thread."""
+
+    def __init__(
+        self, address: str | tuple[str, int], identity: Identity, peers: Iterable[Worker], options: LinkOptions | None = None
+    ) -> None:
+        """Bind the address as given, `host:port` or a pair (port 0: any), and no other."""
+        host, port = split_address(address) if isinstance(address, str) else address
+        self._options = options or LinkOptions()
+        peers = tuple(peers)
+        self._places = {certificate_of(peer.certificate): peer.place for peer in peers}
+        self._context = server_context(identity, [peer.certificate for peer in peers])
+        self._adopters: dict[Place, Callable[[Connection], None]] = {}
+        self._guests: dict[int, Guest] = {}
+        self.refusals: deque[str] = deque(maxlen=100)
+        """The latest refusals: who and why."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family, backlog=64)
+        except OSError as error:
+            raise ValueError(
+                f"cannot listen on {host}:{port} ({error.strerror}); choose an address of this machine and a free port"
+            ) from error
+        self._socket.setblocking(False)
+        self._awake, self._wake = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._awake, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="thinwire-listener", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return host and port, the real port if 0 was asked for."""
+        return self._socket.getsockname()[:2]
+
+    def expect(self, place: Place, adopt: Callable[[Connection], None]) -> None:
+        """Hand connections of a place to `adopt` from now on."""
+        self.check_free(place)
+        self._adopters[place] = adopt
+
+    def check_free(self, place: Place) -> None:
+        """Refuse a place that is not known or already has a link."""
+        if place not in self._places.values():
+            raise ValueError(f"this listener was not given the certificate of {place}; name it among the peers")
+        if place in self._adopters:
+            raise ValueError(f"a link from {place} is already expected here; close it first")
+
+    def forget(self, place: Place) -> None:
+        """Stop handing connections of a place on."""
+        self._adopters.pop(place, None)
+
+    def close(self) -> None:
+        """Stop listening; links that have their connection keep it."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                for key, _ in self._selector.select(1.0 if self._guests else None):
+                    if key.data is None:
+                        return
+                    key.data()
+                now = time.monotonic()
+                for guest in [guest for guest in self._guests.values() if now >= guest.deadline]:
+                    if not guest.refused:
+                        self._note(guest, f"no TLS handshake within {self._options.establish_seconds} s")
+                    self._leave(guest).close()
+        finally:
+            for guest in list(self._guests.values()):
+                self._leave(guest).close()
+            for item in (self._selector, self._socket, self._awake, self._wake):
+                item.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._socket.accept()
+        except OSError:
+            return  # the client has left again, or there are no file descriptors: the next one is tried
+        name = f"{address[0]}:{address[1]}"
+        if len(self._guests) >= MAX_GUESTS:
+            # the oldest goes: idle strangers must not keep the peer out
+            oldest = next(iter(self._guests.values()))
+            self.refusals.append(f"{oldest.name}: still in its handshake when {MAX_GUESTS} others came")
+            self._leave(oldest).close()
+        try:
+            connection = Connection(sock, self._context, server_side=True, congestion=tune(sock, self._options))
+        except OSError:
+            sock.close()
+            return
+        guest = Guest(connection, name, time.monotonic() + self._options.establish_seconds)
+        self._guests[id(guest)] = guest
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._serve(guest))
+
+    def _serve(self, guest: Guest) -> None:
+        """Go on with one handshake."""
+        try:
+            if guest.refused:
+                while guest.connection.socket.recv(2**16):
+                    pass
+                raise ConnectionResetError
+            if guest.connection.handshake():
+                self._route(guest)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            reason = (
+                error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else getattr(error, "reason", None) or str(error)
+            )
+            if not guest.refused:
+                # a client that just leaves (a scanner, a second connection no longer needed) is nothing to warn about
+                self._note(guest, reason, logging.WARNING if isinstance(error, ssl.SSLError) else logging.DEBUG)
+            if isinstance(error, ssl.SSLError) and not guest.refused:
+                # closing with unread bytes would send a reset that overtakes the alert
+                guest.refused = True
+                guest.deadline = time.monotonic() + DRAIN_SECONDS
+                guest.connection.end_output()
+            else:
+                self._leave(guest).close()
+
+    def _route(self, guest: Guest) -> None:
+        """Hand a finished connection to its link."""
+        place = self._places.get(guest.connection.peer_certificate())
+        connection = self._leave(guest)
+        adopt = None if place is None else self._adopters.get(place)
+        if adopt is None:
+            if place is None:
+                self._note(guest, "its certificate is not in the roster")
+            connection.close()
+        else:
+            adopt(connection)
+
+    def _note(self, guest: Guest, reason: str, level: int = logging.WARNING) -> None:
+        self.refusals.append(f"{guest.name}: {reason}")
+        LOG.log(level, "refused a connection from %s: %s", guest.name, reason)
+
+    def _leave(self, guest: Guest) -> Connection:
+        self._guests.pop(id(guest), None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(guest.connection.socket)
+        return guest.connection

@@ -1,0 +1,399 @@
+"""The I/O thread of one link: it alone touches the connection.
+
+    connecting -> hello -> open -> broken -> hello -> open ... -> closed | failed
+
+`connecting` and `broken` wait for a connection (dialled here or handed over by a listener), `hello` for the peer's HELLO on it. Every
+change of state happens in this thread; other threads leave frames in the outbox, take them from the inbox, or `call` something.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from thinwire.link.connection import Connection
+from thinwire.link.contract import Contract, Cursor
+from thinwire.link.dial import Dialer
+from thinwire.link.doorbell import Doorbell
+from thinwire.link.emulate import Wire
+from thinwire.link.errors import EpochMoved, LinkClosed, LinkError, ProtocolError
+from thinwire.link.frame import HEADER_BYTES, UNSEQUENCED, Frame, Header, Kind, Parser, encode
+from thinwire.link.heartbeat import Heartbeat
+from thinwire.link.hello import Hello, PeerBehind, Terms, decode_hello, judge, make_hello
+from thinwire.link.inbox import Inbox, decode_ack
+from thinwire.link.meter import Meter
+from thinwire.link.options import LinkOptions
+from thinwire.link.outbox import Outbox
+from thinwire.link.roster import Place
+
+LOG = logging.getLogger("thinwire.link")
+TOKEN = struct.Struct("<Q")
+SMALL_BATCH = 16 * 2**10
+LARGE_BATCH = 256 * 2**10
+LINGER_SECONDS = 1.0
+"""How long an end that got a goodbye waits for the other to hang up."""
+MAX_REASON_BYTES = 2048
+
+
+class Loop:
+    """State of one link and the thread that changes it."""
+
+    def __init__(
+        self,
+        peer: Place,
+        terms: Terms,
+        contract: Contract,
+        options: LinkOptions,
+        wire: Wire,
+        dialer: Dialer | None,
+        finished: Callable[[], None],
+    ) -> None:
+        self.peer = peer
+        self.terms = terms
+        self.contract = contract
+        self.options = options
+        self.wire = wire
+        self.meter = Meter()
+        self.outbox = Outbox(Cursor(contract.outgoing, contract), options, self.meter)
+        self.inbox = Inbox(Cursor(contract.incoming, contract), options, self.meter)
+        self.dialer = dialer
+        self.opened = threading.Event()
+        """Set once the link has opened, or has failed to."""
+        self.error: LinkError | None = None
+        self.congestion = "unknown"
+        self.state = "connecting"
+        self._finished = finished
+        self._connection: Connection | None = None
+        self._parser = Parser(self._check)
+        self._incarnation: int | None = None
+        self._stopped = False
+        self._telling = False
+        self._ending_at: float | None = None
+        self._batch = SMALL_BATCH
+        now = time.monotonic()
+        self.heartbeat = Heartbeat(options)
+        self._hello_deadline = now
+        self._broken_since = now
+        self._problem = "the peer has not connected yet" if dialer is None else ""
+        self._bell = Doorbell()
+        self.wake = self._bell.ring
+        self.call = self._bell.call
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._bell.socket, selectors.EVENT_READ, self._bell.answer)
+        self.thread = threading.Thread(target=self._run, name=f"thinwire-link to {peer}", daemon=True)
+
+    def adopt(self, connection: Connection) -> None:
+        """Take over a connection from a listener."""
+        if not self.call(lambda: self._begin(connection)):
+            connection.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._bell.obey()
+                now = time.monotonic()
+                self._tend(now)
+                self._pump(now)
+                if not self._stopped:
+                    for key, _ in self._selector.select(self._pause(time.monotonic())):
+                        key.data()
+        except Exception as error:  # a defect here must reach the callers instead of ending the thread in silence
+            LOG.exception("the I/O thread of the link to %s failed", self.peer)
+            self._fail(LinkError(f"internal error in the link to {self.peer}: {error!r}"), tell=False)
+        finally:
+            self._dispose()
+
+    def _tend(self, now: float) -> None:
+        """Do what time demands."""
+        unheard = self._incarnation is None and self.outbox.only_goodbye
+        if self.outbox.delivered or unheard or (self._ending_at is not None and now >= self._ending_at):
+            self.stop()
+        if self._stopped or self._ending_at is not None:
+            if self._telling and self._connection is None and self.dialer is not None:
+                self.dialer.tend(now, self._selector, self._dialled, resolve=True)
+            return
+        is_open = self.state == "open"
+        if self._connection is not None:
+            if not is_open and now >= self._hello_deadline:
+                self._lose(f"no HELLO within {self.options.establish_seconds} s")
+            elif self.heartbeat.silent(now):
+                self._lose(f"silent for {self.options.silent_seconds} s")
+            elif is_open and (token := self.heartbeat.ping(now)) is not None:
+                self.outbox.put_urgent(self._frame(Kind.PING, TOKEN.pack(token)))
+        is_open = self.state == "open"
+        if not is_open and now >= self._broken_since + self.options.reconnect_seconds:
+            problem = self._problem or (self.dialer.problem if self.dialer else "")
+            text = f"no connection to {self.peer} for {self.options.reconnect_seconds} s (last problem: {problem}); "
+            self._fail(LinkError(text + "check that it runs, its address in the roster, and firewalls"), tell=False)
+        elif self.dialer is not None:
+            if self._connection is None or (is_open and self.heartbeat.doubtful(now)):
+                self.dialer.tend(now, self._selector, self._dialled, resolve=self._connection is None)
+            elif self.dialer.busy:
+                self.dialer.cancel(self._selector)  # the doubtful connection works after all
+
+    def _pump(self, now: float) -> None:
+        """Move parts from the outbox through TLS and the wire to the socket, as far as each takes them."""
+        connection = self._connection
+        if connection is None or self._stopped:
+            return
+        try:
+            clear = connection.flush(now)
+            while clear and (self.state == "open" or self._telling) and self.wire.accepts(now):
+                if self.inbox.ack_due(now) and self.state == "open":
+                    self.outbox.put_urgent(self._frame(Kind.ACK, self.inbox.acknowledgement()))
+                batch = self.outbox.take(SMALL_BATCH if self.wire.limited else self._batch)
+                if batch is None:
+                    break
+                connection.write(batch.pieces, now, batch.frames)
+                clear = connection.flush(now)
+                # a socket that takes all gets more at once; one that is slow, little, so that urgent frames find it nearly empty
+                self._batch = min(2 * self._batch, LARGE_BATCH) if clear else SMALL_BATCH
+        except OSError as error:
+            self._lose(f"sending failed: {error.strerror or error}")
+            return
+        self.meter.note_pace(not self.wire.accepts(now) and self.outbox.waiting, now)
+        if self._telling and connection.idle and not self.outbox.waiting:
+            connection.end_output()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.blocked else 0)
+        if self._selector.get_key(connection.socket).events != events:
+            self._selector.modify(connection.socket, events, self._readable)
+
+    def _pause(self, now: float) -> float:
+        """Return how long nothing can happen but socket events."""
+        times = [now + 3600.0]
+        if self._ending_at is not None:
+            times.append(self._ending_at)
+        elif self.state != "open":
+            times.append(self._broken_since + self.options.reconnect_seconds)
+        if self._connection is not None:
+            times.append(self.heartbeat.next_at(now) if self.state == "open" else self._hello_deadline)
+            if self.wire.next_at is not None:
+                times.append(self.wire.next_at)
+            if self.state == "open" and not self._connection.blocked:
+                # whatever is due waits for the wire; asking again before that would only burn the processor
+                work_at = now if self.outbox.waiting or self.inbox.report_due else self.inbox.ack_at
+                if work_at is not None:
+                    times.append(max(work_at, self.wire.accepts_at()))
+        if self.dialer is not None and (self._connection is None or self.dialer.busy):
+            times.append(self.dialer.next_at)
+        return max(0.0, min(times) - now)
+
+    def _dialled(self) -> None:
+        """Go on with an outgoing attempt."""
+        assert self.dialer is not None
+        if not self.dialer.busy:
+            return
+        try:
+            patient = self._incarnation is not None
+            connection = self.dialer.progress(time.monotonic(), self._selector, self._dialled, patient=patient)
+        except LinkError as error:
+            self._fail(error, tell=False)
+            self.stop()
+            return
+        if connection is not None:
+            self._begin(connection)
+
+    def _begin(self, connection: Connection) -> None:
+        """Use a new connection instead of the old one, from here on: the sequence in HELLO must not grow behind its back."""
+        if (self._ending_at is not None and not self._telling) or self._stopped:
+            connection.close()
+            return
+        now = time.monotonic()
+        if self.state == "open":
+            self._broken_since = now
+        self._drop()
+        if not self._telling:
+            self.state = "hello"
+        self._connection = connection
+        self.congestion = connection.congestion
+        self.meter.absorb(connection.meter)
+        connection.meter = self.meter
+        self._parser = Parser(self._check)
+        self.heartbeat.begin(now)
+        self._hello_deadline = now + self.options.establish_seconds
+        self._batch = SMALL_BATCH
+        self._selector.register(connection.socket, selectors.EVENT_READ, self._readable)
+        hello = encode(self._frame(Kind.HELLO, self._hello().encode()))
+        self.meter.sent.framed[0] += len(hello)
+        try:
+            connection.write([hello], now)
+            connection.wire = self.wire
+            connection.flush(now)
+        except OSError as error:
+            self._lose(f"sending HELLO failed: {error.strerror or error}")
+            return
+        self._take_in(connection.records)  # HELLO may have come with the handshake
+
+    def _hello(self) -> Hello:
+        return make_hello(self.terms, self.contract.epoch, self.options, self.inbox.received, self.inbox.consumed())
+
+    def _frame(self, kind: Kind, payload: bytes) -> Frame:
+        return Frame.make(kind, payload, epoch=self.contract.epoch)
+
+    def _readable(self) -> None:
+        if self._connection is not None:
+            self._take_in(self._connection.read)
+
+    def _take_in(self, read: Callable[[], list[bytes]]) -> None:
+        """Handle what a read gives."""
+        try:
+            records = read()
+            if records:
+                self.heartbeat.heard(time.monotonic())
+            for record in records:
+                if self._telling or self._stopped:
+                    return  # after a refusal only the end of the stream matters
+                for frame in self._parser.feed(record):
+                    self._handle(frame)
+                    if self._connection is None or self._telling or self._stopped:
+                        return
+        except ProtocolError as error:
+            self._fail(error, tell=True)
+        except ssl.SSLError as error:
+            # the peer has finished its handshake only when it answers: its refusal of our certificate arrives here
+            if self.state == "hello" and "ALERT" in (error.reason or ""):
+                reason = str(error.reason).lower().replace("_", " ") + "; its roster must hold this worker's valid certificate"
+                self._fail(LinkError(f"{self.peer} refused this worker: {reason}"), tell=False)
+            else:
+                self._lose(f"TLS: {error.reason or error}")
+        except OSError as error:
+            self._lose(str(error.strerror or error))
+        finally:
+            self.inbox.announce()
+
+    def _check(self, header: Header) -> None:
+        """Refuse a header that this state or the contract does not allow."""
+        if header.kind in UNSEQUENCED:
+            self.contract.check_unsequenced(header)
+            if (header.kind is Kind.HELLO) != (self.state == "hello") and header.kind is not Kind.ABORT:
+                raise ProtocolError("kind", header.kind.name, "HELLO first, and once")
+        elif self.state != "open":
+            raise ProtocolError("kind", header.kind.name, "HELLO first")
+        else:
+            self.inbox.check(header)
+
+    def _handle(self, frame: Frame) -> None:
+        """Act on one part."""
+        header, now = frame.header, time.monotonic()
+        self.meter.received.framed[header.channel] += HEADER_BYTES + header.length
+        if header.kind not in UNSEQUENCED:
+            if self.inbox.accept(frame, now) and header.kind is Kind.BYE:
+                self._said_goodbye(now)
+        elif header.kind is Kind.ACK:
+            self.outbox.acknowledge(*decode_ack(frame.payload))
+        elif header.kind is Kind.PING:
+            self.outbox.put_urgent(self._frame(Kind.PONG, bytes(frame.payload[: TOKEN.size])))
+        elif header.kind is Kind.PONG:
+            self._answered(bytes(frame.payload), now)
+        elif header.kind is Kind.HELLO:
+            self._greet(decode_hello(frame.payload), now)
+        else:
+            reason = bytes(frame.payload).decode(errors="replace")
+            self._fail(LinkError(f"{self.peer} aborted the link: {reason}"), tell=False)
+
+    def _answered(self, payload: bytes, now: float) -> None:
+        if len(payload) != TOKEN.size:
+            raise ProtocolError("length", len(payload), f"{TOKEN.size} bytes for PONG")
+        self.heartbeat.pong(TOKEN.unpack(payload)[0], now)
+
+    def _greet(self, theirs: Hello, now: float) -> None:
+        """Compare the peer's HELLO with ours and open, or say what differs."""
+        try:
+            judge(self._hello(), theirs, self.peer, self._incarnation)
+        except PeerBehind as error:
+            self._lose(str(error))
+        except EpochMoved as error:
+            self._fail(error, tell=False)
+        except LinkError as error:
+            self._fail(error, tell=True)
+        else:
+            self.outbox.rewind(theirs.received, theirs.consumed)
+            self._incarnation = theirs.incarnation
+            self._problem = ""
+            self.state = "open"
+            self.meter.connections += 1
+            if self.dialer is not None:
+                self.dialer.succeeded()
+            self.opened.set()
+
+    def _said_goodbye(self, now: float) -> None:
+        """Acknowledge the peer's goodbye and wait for it to hang up."""
+        error = LinkClosed(f"{self.peer} has closed the link")
+        self.inbox.end(error)
+        self.outbox.fail(error)
+        self.outbox.put_urgent(self._frame(Kind.ACK, self.inbox.acknowledgement()))
+        self._ending_at = now + LINGER_SECONDS
+
+    def _lose(self, problem: str) -> None:
+        """Go on without the connection; the link stays."""
+        now = time.monotonic()
+        self._drop()
+        if self._ending_at is not None:
+            self._stopped = not (self._telling and self.outbox.waiting)
+            return
+        LOG.info("lost the connection to %s: %s", self.peer, problem)
+        self._problem = problem
+        if self.state == "open":
+            self._broken_since = now
+        self.state = "broken"
+        if self.dialer is not None and not self.dialer.busy:
+            self.dialer.back_off(now)
+
+    def reset(self) -> None:
+        """Break the TCP connection, as a fault would (call it through `call`)."""
+        if self._connection is not None:
+            self._connection.reset()
+            self._lose("reset by a test")
+
+    def abort(self, reason: str) -> None:
+        """Fail on purpose (call it through `call`)."""
+        self._fail(LinkError(f"aborted on this end: {reason}"), tell=True, reason=reason)
+
+    def _fail(self, error: LinkError, *, tell: bool, reason: str | None = None) -> None:
+        """End the link with an error, now for the callers here, and for the peer if it can be told."""
+        if self.error is not None or self._ending_at is not None:
+            return
+        self.error = error
+        self.state = "failed"
+        LOG.info("the link to %s failed: %s", self.peer, error)
+        self.outbox.fail(error)
+        self.inbox.fail(error)
+        self.opened.set()
+        if not tell:
+            self.stop()
+            return
+        text = (str(error) if reason is None else reason).encode()[:MAX_REASON_BYTES]
+        self.outbox.put_urgent(self._frame(Kind.ABORT, text))
+        self._telling = True
+        self._ending_at = time.monotonic() + self.options.abort_seconds + self.wire.delay + self.wire.jitter
+
+    def stop(self) -> None:
+        """End the thread without another word (call it through `call`)."""
+        self._stopped = True
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._selector.unregister(self._connection.socket)
+            self._connection.close()
+            self._connection = None
+
+    def _dispose(self) -> None:
+        """Leave nothing behind."""
+        self._stopped = True
+        self._bell.close()  # obeys the last commands: a connection handed over too late closes itself
+        self._drop()
+        if self.dialer is not None:
+            self.dialer.cancel(self._selector)
+        self._selector.close()
+        closed = self.error or LinkClosed("the link is closed on this end")
+        self.outbox.fail(closed)
+        self.inbox.end(closed)
+        if self.state != "failed":
+            self.state = "closed"
+        self.opened.set()
+        self._finished()

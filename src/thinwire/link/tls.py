@@ -1,0 +1,136 @@
+"""Identities and TLS: self-signed certificates, mutual TLS 1.3, and the roster's certificate as the only trust anchor.
+
+Python's ssl cannot pin a fingerprint, so the peer's whole certificate is loaded as anchor, and after the handshake its bytes are compared
+with the roster's (`certificate_of` gives both sides of the comparison). There is no cleartext mode.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from thinwire.files import atomic_file
+
+KEY_FILE = "key.pem"
+CERTIFICATE_FILE = "certificate.pem"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A worker's own key and certificate."""
+
+    key_path: Path
+    certificate_path: Path
+    certificate: str
+    """PEM, as it stands in the roster."""
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.certificate)
+
+
+def make_identity(folder: Path, name: str, days: float = 3650, *, starts: datetime.datetime | None = None) -> Identity:
+    """Make a key and a self-signed certificate in a folder; an identity that is already there is refused."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / KEY_FILE).exists() or (folder / CERTIFICATE_FILE).exists():
+        raise ValueError(f"{folder} already holds an identity; choose another folder, or remove it if no roster names it")
+    key = ec.generate_private_key(ec.SECP256R1())
+    encoded = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    certificate = sign_own(key, name, days, starts)
+    with atomic_file(folder / KEY_FILE) as file:
+        os.chmod(file.name, 0o600)  # before the key is in it
+        file.write(encoded)
+    with atomic_file(folder / CERTIFICATE_FILE) as file:
+        file.write(certificate.public_bytes(serialization.Encoding.PEM))
+    return load_identity(folder)
+
+
+def sign_own(key: ec.EllipticCurvePrivateKey, name: str, days: float, starts: datetime.datetime | None) -> x509.Certificate:
+    """Sign the certificate of a key with the key itself."""
+    # a day early, because clocks differ
+    begin = starts or datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + datetime.timedelta(days=days))
+        # strict verifiers want an anchor to be an authority; what it might sign is refused because the bytes differ from the roster's
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(key_id, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def load_identity(folder: Path) -> Identity:
+    """Read the identity that `make_identity` wrote."""
+    key_path, certificate_path = folder / KEY_FILE, folder / CERTIFICATE_FILE
+    for path in (key_path, certificate_path):
+        if not path.exists():
+            raise ValueError(f"{path} is missing: make an identity with `thinwire keys`, or name its folder")
+    certificate = certificate_path.read_text()
+    certificate_of(certificate)
+    return Identity(key_path, certificate_path, certificate)
+
+
+def certificate_of(pem: str) -> bytes:
+    """Return the DER bytes of a PEM certificate."""
+    try:
+        return x509.load_pem_x509_certificate(pem.encode()).public_bytes(serialization.Encoding.DER)
+    except ValueError as error:
+        raise ValueError(f"not a certificate in PEM form ({error}): paste the whole certificate.pem of the worker") from error
+
+
+def fingerprint(pem: str) -> str:
+    """Return the sha256 of a certificate in colon groups, for people to compare."""
+    return hashlib.sha256(certificate_of(pem)).digest().hex(":").upper()
+
+
+def client_context(identity: Identity, peer: str) -> ssl.SSLContext:
+    """Trust one certificate only."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, identity, [peer])
+
+
+def server_context(identity: Identity, peers: Iterable[str]) -> ssl.SSLContext:
+    """Trust the given certificates only, and ask the client for one of them."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, identity, peers)
+    context.num_tickets = 0  # sessions are never resumed
+    return context
+
+
+def _context(protocol: int, identity: Identity, anchors: Iterable[str]) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False  # the whole certificate is compared instead
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(identity.certificate_path, identity.key_path)
+    for anchor in anchors:
+        context.load_verify_locations(cadata=anchor)
+    return context

@@ -1,0 +1,213 @@
+"""The torch.distributed backend `thinwire`: sends and receives the payloads of one worker's boundaries over its Links.
+
+A send is eager: the tensor is packed, queued and forgotten. A receive is done when somebody waits for it, in the order in which receives
+were posted. There is no store, no rendezvous and no collective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.codecs.base import Buffer, Codec, Direction, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.link.contract import Contract, Flow, TensorForm
+from thinwire.link.frame import Channel, Dtype, Frame, Header, Kind
+from thinwire.link.link import Link
+from thinwire.pipeline.boundary import ids_spec
+from thinwire.pipeline.meter import Meter
+
+NAME = "thinwire"
+CODES = {
+    torch.float64: Dtype.FP64,
+    torch.float32: Dtype.FP32,
+    torch.float16: Dtype.FP16,
+    torch.bfloat16: Dtype.BF16,
+    torch.uint16: Dtype.UINT16,
+    torch.int32: Dtype.INT32,
+}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of a payload in one direction; `index` is the codec's number for it, None for the ids."""
+
+    spec: TensorSpec
+    index: int | None
+    direction: Direction
+
+    def pack(self, codec: Codec, tensor: Tensor) -> bytes:
+        if self.index is None:
+            return raw_bytes(tensor.to(self.spec.dtype))
+        return codec.pack(self.index, tensor, self.direction)
+
+    def unpack(self, codec: Codec, data: Buffer) -> Tensor:
+        if self.index is None:
+            return from_raw_bytes(data, self.spec)
+        return codec.unpack(self.index, data, self.spec, self.direction)
+
+    def form(self) -> TensorForm:
+        """Say it in the link's words."""
+        size = self.spec.size(self.direction)
+        plain = size == TensorSpec.raw(self.spec.shape, self.spec.dtype).forward_bytes
+        return TensorForm(CODES[self.spec.dtype] if plain else Dtype.RAW, self.spec.shape, size)
+
+
+def slots(codec: Codec, batch: int, context: int, direction: Direction) -> tuple[Slot, ...]:
+    """List what crosses a boundary for one microbatch: ids and payload forward, the payload's gradient backward."""
+    payload = tuple(Slot(spec, index, direction) for index, spec in enumerate(codec.spec(batch, context).tensors))
+    ids = Slot(ids_spec(batch, context, codec.model.vocabulary), None, direction)
+    return (ids, *payload) if direction == "forward" else payload
+
+
+def boundary_contract(
+    codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, limits: Mapping[Kind, int]
+) -> Contract:
+    """Derive the link's contract towards the next stage (`downstream`) or the previous one."""
+    flows = {
+        direction: Flow.constant(
+            tuple(slot.form() for slot in slots(codec, batch, context, direction)), microbatches, consecutive=direction == "forward"
+        )
+        for direction in ("forward", "backward")
+    }
+    contract = Contract(flows["forward"], flows["backward"], limits=limits)
+    return contract if downstream else contract.mirrored()
+
+
+class Port:
+    """One neighbour: number, pack and send what leaves; receive, check and unpack what comes."""
+
+    def __init__(self, link: Link, codec: Codec, batch: int, context: int, *, downstream: bool, version: Callable[[], int]) -> None:
+        self.link, self.codec, self.version, self.downstream = link, codec, version, downstream
+        leaving, coming = ("forward", "backward") if downstream else ("backward", "forward")
+        self.outgoing = slots(codec, batch, context, leaving)  # type: ignore[arg-type]
+        self.incoming = slots(codec, batch, context, coming)  # type: ignore[arg-type]
+        self.tokens = batch * context
+        self.meter = Meter()
+        self.counting = True
+        self.posted: deque[Receipt] = deque()
+        self.begin(0)
+
+    def begin(self, number: int, counting: bool = True) -> None:
+        """Start run `number` of the engine (a step or an evaluation): both ends count the frames of a run alike."""
+        assert not self.posted, "receives of the run before are still posted"
+        self.number, self.counting, self.sent, self.taken = number, counting, 0, 0
+
+    def send(self, tensor: Tensor) -> None:
+        started = time.perf_counter()
+        microbatch, index = divmod(self.sent, len(self.outgoing))
+        slot = self.outgoing[index]
+        data = slot.pack(self.codec, tensor.detach())
+        self.sent += 1
+        self.meter.encode_seconds += time.perf_counter() - started
+        if self.counting:
+            self._count(slot, len(data))
+        form = slot.form()
+        header = Header(
+            Kind.DATA,
+            Channel.BOUNDARY,
+            epoch=self.link.epoch,
+            step=self.number,
+            microbatch=microbatch,
+            tensor=index,
+            basis_version=self.version(),
+            dtype=form.dtype,
+            dims=form.dims,
+            length=len(data),
+            total=len(data),
+        )
+        self.link.send(Frame(header, data))
+
+    def _count(self, slot: Slot, size: int) -> None:
+        if slot.direction == "backward":
+            self.meter.backward += size
+            return
+        self.meter.forward += size
+        if slot.index is None:
+            self.meter.ids += size
+            self.meter.tokens += self.tokens
+
+    def post(self, tensor: Tensor) -> Receipt:
+        receipt = Receipt(self, tensor)
+        self.posted.append(receipt)
+        return receipt
+
+    def take(self, tensor: Tensor) -> None:
+        """Receive the next tensor of the run into `tensor`."""
+        started = time.perf_counter()
+        frame = self.link.receive(Channel.BOUNDARY, basis_version=self.version())
+        arrived = time.perf_counter()
+        slot = self.incoming[self.taken % len(self.incoming)]
+        with torch.no_grad():
+            tensor.copy_(slot.unpack(self.codec, frame.payload))
+        self.taken += 1
+        if self.counting:
+            self._count(slot, len(frame.payload))
+        self.meter.wait_seconds += arrived - started
+        self.meter.decode_seconds += time.perf_counter() - arrived
+
+
+class Receipt(dist.Work):
+    """A posted receive."""
+
+    def __init__(self, port: Port, tensor: Tensor) -> None:
+        super().__init__()
+        self.port, self.tensor, self.done = port, tensor, False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        while not self.done:
+            first = self.port.posted.popleft()
+            self.port.take(first.tensor)
+            first.done = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+class Sent(dist.Work):
+    """A send: done as soon as it is queued."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class LinkGroup(dist.ProcessGroup):
+    """The process group of one worker: point-to-point with its neighbours, nothing else."""
+
+    def __init__(self, world_rank: int, size: int, ports: Mapping[int, Port]) -> None:
+        super().__init__(world_rank, size)  # type: ignore[call-arg]
+        self.ports = dict(ports)
+
+    def send(self, tensors: list[Tensor], destination: int, tag: int = 0) -> dist.Work:
+        self.ports[destination].send(tensors[0])
+        return Sent()
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist.Work:
+        return self.ports[source].post(tensors[0])
+
+    def getBackendName(self) -> str:
+        return NAME
+
+
+def open_group(world_rank: int, size: int, ports: Mapping[int, Port]) -> dist.ProcessGroup:
+    """Make the group torch's engine works with. The store lives in this process: nothing listens, nothing is shared."""
+    group = LinkGroup(world_rank, size, ports)
+    dist.Backend.register_backend(NAME, lambda store, rank, size, timeout: group, devices=["cpu", "cuda", "mps"])
+    dist.init_process_group(NAME, store=dist.HashStore(), rank=world_rank, world_size=size)
+    return group
+
+
+def close_group() -> None:
+    """Forget the group, so that another can be made."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,59 @@
+"""One stage in its own process on torch's pipeline engine; its neighbours are reached through a process group.
+
+It computes what the in-process `Pipeline` computes: that one is the oracle in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from thinwire.codecs.base import Codec
+from thinwire.config import Dtype
+from thinwire.model.stages import Stage
+from thinwire.pipeline.schedule import ScheduleName, make_schedule
+from thinwire.pipeline.stage import IDS_DTYPE, EngineModule, static_stage
+
+
+class Engine:
+    """Run this worker's part of every step."""
+
+    def __init__(self, stage: Stage, codec: Codec, group: ProcessGroup, microbatch: int, microbatches: int, dtype: Dtype = "fp32") -> None:
+        self.stage, self.codec, self.group = stage, codec, group
+        self.microbatch, self.microbatches = microbatch, microbatches
+        self.module = EngineModule(stage, dtype)
+        self.device = stage.cosine_TS.device
+        self.batch = microbatch * microbatches
+
+    def rebuild(self, schedule: ScheduleName, in_flight: Sequence[int]) -> None:
+        """Make stage and schedule objects anew; needed at the start and after any exception."""
+        wrapped = static_stage(self.module, self.codec, self.microbatch, self.group)
+        self.schedule = make_schedule(schedule, wrapped, self.microbatches, in_flight, self._share)
+
+    def _share(self, loss: Tensor, target: Tensor) -> Tensor:
+        """Return a microbatch's share of the step's mean loss."""
+        return loss * (self.microbatch / self.batch)
+
+    def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
+        """Accumulate this stage's gradients of the batch's mean loss; the last stage returns the loss, the others None."""
+        losses = self._run(batch_BT1, step, first_sample, learning=True)
+        return sum(float(loss.detach()) for loss in losses) if self.stage.plan.last else None
+
+    @torch.no_grad()
+    def evaluate(self, batch_BT1: Tensor | None) -> list[float]:
+        """Return the mean loss of each microbatch on the last stage, nothing on the others."""
+        losses = self._run(batch_BT1, 0, 0, learning=False)
+        return [float(loss) * self.microbatches for loss in losses]
+
+    def _run(self, batch_BT1: Tensor | None, step: int, first_sample: int, learning: bool) -> list[Tensor]:
+        self.module.step, self.module.learning = step, learning
+        samples_B = torch.arange(first_sample, first_sample + self.batch, device=self.device)
+        arguments = () if batch_BT1 is None else (batch_BT1.to(self.device, IDS_DTYPE),)
+        losses: list[Tensor] = []
+        run = self.schedule.step if learning else self.schedule.eval
+        # The loss is computed inside the last stage; torch wants a target all the same.
+        run(*arguments, samples_B=samples_B, target=torch.zeros(self.microbatches), losses=losses, return_outputs=False)
+        return losses

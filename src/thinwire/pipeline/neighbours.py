@@ -1,0 +1,87 @@
+"""The links of one worker: whom it dials, whom it waits for, and what both ends may send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.codecs.base import Codec
+from thinwire.config import LinkConfig, RunConfig
+from thinwire.configfile import shared_settings
+from thinwire.link.frame import Kind
+from thinwire.link.hello import Terms
+from thinwire.link.link import Link
+from thinwire.link.listener import Listener
+from thinwire.link.options import LinkOptions
+from thinwire.link.profile import find_profile
+from thinwire.link.roster import Place, Roster
+from thinwire.link.tls import Identity
+from thinwire.pipeline.backend import boundary_contract
+
+MESSAGE_BYTES = 2**24
+"""Most bytes of a control message; the summary of a run lists a hash per tensor."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """The neighbours before and behind a stage."""
+
+    left: Link | None
+    right: Link | None
+
+
+class Neighbours:
+    """Open and close the links of the worker at `place`."""
+
+    def __init__(self, roster: Roster, identity: Identity, place: Place, run: str, incarnation: int = 0) -> None:
+        self.roster, self.identity, self.place, self.run, self.incarnation = roster, identity, place, run, incarnation
+        self.listener: Listener | None = None
+        self.links = Links(None, None)
+
+    def open(self, config: RunConfig, codec: Codec, microbatch: int) -> Links:
+        """Open the links; return when both neighbours are there."""
+        stages = config.pipeline.stages
+        sides = {side: Place(self.place.replica, self.place.stage + side) for side in (-1, 1)}
+        peers = {side: place for side, place in sides.items() if 0 <= place.stage < stages}
+        options = link_options(config.link)
+        if any(self._listens_for(place) for place in peers.values()):
+            mine = self.roster.worker(self.place)
+            assert mine.address is not None
+            self.listener = Listener(mine.address, self.identity, [self.roster.worker(place) for place in peers.values()], options)
+        opened = {side: self._link(place, config, codec, microbatch, options, downstream=side > 0) for side, place in peers.items()}
+        self.links = Links(opened.get(-1), opened.get(1))
+        for link in opened.values():
+            link.wait_open()
+        return self.links
+
+    def _listens_for(self, peer: Place) -> bool:
+        return self.roster.listener(self.place, peer) == self.place
+
+    def _link(self, peer: Place, config: RunConfig, codec: Codec, microbatch: int, options: LinkOptions, *, downstream: bool) -> Link:
+        contract = boundary_contract(
+            codec, microbatch, config.model.context, config.pipeline.microbatches, downstream=downstream, limits={Kind.STEP: MESSAGE_BYTES}
+        )
+        terms = Terms(self.run, shared_settings(config), self.place, self.incarnation)
+        profile = find_profile(config.link.profile)
+        if self._listens_for(peer):
+            assert self.listener is not None
+            return Link.listen(self.listener, self.roster.worker(peer), terms, contract, options=options, profile=profile)
+        return Link.connect(self.roster.worker(peer), self.identity, terms, contract, options=options, profile=profile)
+
+    def close(self) -> None:
+        """Deliver what is queued and end all threads."""
+        for link in (self.links.left, self.links.right):
+            if link is not None:
+                link.close()
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+
+
+def link_options(link: LinkConfig) -> LinkOptions:
+    """Translate the config's words."""
+    return LinkOptions(
+        pace_mbps=link.pace_mbps,
+        ping_seconds=link.ping_seconds,
+        silent_seconds=link.silent_seconds,
+        reconnect_seconds=link.reconnect_seconds,
+    )

@@ -1,0 +1,39 @@
+"""What stages say about a step, and how it adds up. Free of links and torch: both kinds of pipeline use it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one stage, or all of them, say about a step."""
+
+    step: int
+    loss: float | None
+    """Known to the last stage, and to all in the total."""
+    squared_norm: float
+    stop: bool = False
+    compute_seconds: float = 0.0
+    """Time the slowest stage computes on one microbatch, forward and backward."""
+    delay_seconds: float = 0.0
+    """Longest one-way time of a payload on any link: latency and transmission."""
+
+    def plus(self, downstream: Outcome) -> Outcome:
+        """Add what the stages behind this one have said. The order of the sum is fixed: from the last stage to the first."""
+        if downstream.step != self.step:
+            raise ValueError(f"outcome of step {downstream.step} where step {self.step} ends; the stages have lost step")
+        loss = self.loss if downstream.loss is None else downstream.loss
+        return Outcome(
+            self.step,
+            loss,
+            self.squared_norm + downstream.squared_norm,
+            self.stop or downstream.stop,
+            max(self.compute_seconds, downstream.compute_seconds),
+            max(self.delay_seconds, downstream.delay_seconds),
+        )
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(self.squared_norm) if self.squared_norm >= 0 else math.nan

@@ -1,0 +1,66 @@
+"""In which order a stage runs its microbatches: GPipe, interleaved 1F1B, or 1F1B deep enough to hide the link's latency.
+
+The depth schedule needs torch's schedule runtime, whose names are private; they are used in this file alone, and without them the
+interleaved schedule takes its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
+
+try:
+    from torch.distributed.pipelining.schedules import (
+        _Action,
+        _ComputationType,
+        _PipelineScheduleRuntime,
+    )
+except ImportError:  # another torch: only the public schedules
+    _PipelineScheduleRuntime = None  # type: ignore[assignment,misc]
+
+ScheduleName = Literal["gpipe", "1f1b", "depth"]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def depths(stages: int, microbatches: int, delay: float = 0.0, compute: float = 1.0) -> list[int]:
+    """Return how many microbatches each stage keeps in flight so that a one-way delay (latency and frame time) is hidden.
+
+    Stage r of S: (S - r) + ceil(2 (S - 1 - r) delay / compute), where `compute` is forward plus backward of one microbatch.
+    """
+    wanted = [(stages - stage) + math.ceil(2 * (stages - 1 - stage) * delay / compute) for stage in range(stages)]
+    return [min(microbatches, depth) for depth in wanted]
+
+
+def compute_order(depth: int, microbatches: int) -> list[tuple[str, int]]:
+    """Return one stage's order of forwards and backwards with at most `depth` microbatches in flight."""
+    order = [("F", index) for index in range(depth)]
+    for index in range(microbatches):
+        order.append(("B", index))
+        if depth + index < microbatches:
+            order.append(("F", depth + index))
+    return order
+
+
+def make_schedule(name: ScheduleName, stage: PipelineStage, microbatches: int, in_flight: Sequence[int], loss: LossFunction):
+    """Make the schedule object of one stage; it is dirty after an exception, so make another then."""
+    if name == "gpipe":
+        return ScheduleGPipe(stage, microbatches, loss_fn=loss, scale_grads=False)
+    if name == "1f1b" or _PipelineScheduleRuntime is None:
+        return ScheduleInterleaved1F1B([stage], microbatches, loss_fn=loss, scale_grads=False)
+    return _depth_schedule(stage, microbatches, in_flight, loss)
+
+
+def _depth_schedule(stage: PipelineStage, microbatches: int, in_flight: Sequence[int], loss: LossFunction):
+    """Put our own order of actions into torch's schedule runtime."""
+    schedule = _PipelineScheduleRuntime([stage], microbatches, loss_fn=loss, scale_grads=False)
+    kinds = {"F": _ComputationType.FORWARD, "B": _ComputationType.FULL_BACKWARD}
+    order: dict[int, list[_Action | None]] = {
+        index: [_Action(index, kinds[kind], microbatch) for kind, microbatch in compute_order(depth, microbatches)]
+        for index, depth in enumerate(in_flight)
+    }
+    schedule._prepare_schedule_with_comms(order)
+    return schedule

@@ -1,0 +1,159 @@
+"""This worker's part of the pipeline: one stage, the links to its neighbours, torch's engine. The same surface as `Pipeline`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.config import RunConfig
+from thinwire.link.link import Link
+from thinwire.link.probe import probe
+from thinwire.model.cut import cut_layers
+from thinwire.model.stages import Stage, build_stage
+from thinwire.pipeline.backend import Port, close_group, open_group
+from thinwire.pipeline.control import Control
+from thinwire.pipeline.engine import Engine
+from thinwire.pipeline.meter import Traffic
+from thinwire.pipeline.neighbours import Neighbours
+from thinwire.pipeline.outcome import Outcome
+from thinwire.pipeline.pipeline import build_codec
+from thinwire.pipeline.schedule import ScheduleName, depths
+
+SETTLED_STEP = 1
+"""The step whose times decide the depth of the schedule: the first one also pays for start-up."""
+PROBE_BYTES = 64 * 2**10
+
+
+class WorkerPipeline:
+    """Run one stage in step with its neighbours."""
+
+    def __init__(self, config: RunConfig, index: int, neighbours: Neighbours, device: torch.device) -> None:
+        self.config, self.neighbours = config, neighbours
+        self.codec = build_codec(config)
+        ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
+        stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
+        self.stages = [stage]
+        self.microbatch = config.train.batch // config.pipeline.microbatches
+        links = neighbours.open(config, self.codec, self.microbatch)
+        self.control = Control(links.left, links.right)
+        self.ports = {
+            index + side: Port(
+                link, self.codec, self.microbatch, config.model.context, downstream=side > 0, version=lambda: stage.stream.version
+            )
+            for side, link in ((-1, links.left), (1, links.right))
+            if link is not None
+        }
+        # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.
+        self.traffic = Traffic([self.ports[index + 1].meter] if links.right else [])
+        self.waits = Traffic([port.meter for port in self.ports.values()])
+        self._share_basis(stage)
+        group = open_group(index, len(ranges), self.ports)
+        self.engine = Engine(stage, self.codec, group, self.microbatch, config.pipeline.microbatches, config.train.dtype)
+        self.delay_seconds = self._measure_delay(links.right)
+        self.runs = 0
+        self.compute_seconds = 0.0
+        self._schedule(0.0, 1.0)
+
+    def _share_basis(self, stage: Stage) -> None:
+        """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
+        basis = stage.stream.basis()
+        if basis is not None:
+            spec = TensorSpec.raw(tuple(basis.shape), basis.dtype)
+            data = self.control.basis_downstream(raw_bytes(basis) if stage.plan.first else None)
+            stage.stream.adopt(from_raw_bytes(data, spec))
+        mine = stage.stream.fingerprint()
+        theirs = self.control.announce({"fingerprint": mine} if stage.plan.first else None)["fingerprint"]
+        if theirs != mine:
+            raise ValueError(
+                f"stage {stage.plan.index} does not agree with stage 0 on basis and fixed features; use the same version of thinwire"
+            )
+
+    def _measure_delay(self, right: Link | None) -> float:
+        """Return the one-way time of a payload to the next stage: latency and transmission."""
+        if right is None:
+            return 0.0
+        rtt, rate = probe(right, burst_bytes=PROBE_BYTES)
+        size = sum(slot.spec.size(slot.direction) for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
+        return rtt / 2 + size / rate
+
+    def _schedule(self, delay: float, compute: float) -> None:
+        """Make the schedule anew, as deep as the link and compute times ask for."""
+        wanted = self.config.pipeline.schedule
+        name: ScheduleName = "depth" if wanted == "auto" else wanted
+        self.in_flight = depths(self.stages[0].plan.count, self.config.pipeline.microbatches, delay, compute)
+        self.engine.rebuild(name, self.in_flight)
+
+    def _begin(self, counting: bool) -> None:
+        for port in self.ports.values():
+            port.begin(self.runs, counting)
+        self.runs += 1
+
+    def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
+        """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
+        self._begin(counting=True)
+        before = sum(port.meter.wait_seconds for port in self.ports.values())
+        started = time.perf_counter()
+        loss = self.engine.step(batch_BT1, step, first_sample)
+        waited = sum(port.meter.wait_seconds for port in self.ports.values()) - before
+        self.compute_seconds = (time.perf_counter() - started - waited) / self.config.pipeline.microbatches
+        return loss
+
+    def settle(self, own: Outcome) -> Outcome:
+        """Agree with all stages on the outcome of a step, and after the second one on the depth of the schedule."""
+        measured = Outcome(own.step, own.loss, own.squared_norm, own.stop, self.compute_seconds, self.delay_seconds)
+        outcome = self.control.settle(measured)
+        if self.runs == SETTLED_STEP + 1 and self.config.pipeline.schedule in ("auto", "depth"):
+            self._schedule(outcome.delay_seconds, outcome.compute_seconds)
+        return outcome
+
+    @torch.no_grad()
+    def evaluate(self, batch_BT1: Tensor | None, rows: int) -> float:
+        """Return the mean loss of a batch of `rows` sequences, a step's worth at a time; the last part is filled up and not counted."""
+        total, size = 0.0, self.config.train.batch
+        for start in range(0, rows, size):
+            part = None if batch_BT1 is None else _filled(batch_BT1[start : start + size], size)
+            self._begin(counting=False)
+            losses = self.engine.evaluate(part)
+            used = min(size, rows - start) // self.microbatch
+            total += sum(losses[:used])
+        own = Outcome(-1, total * self.microbatch / rows if self.stages[0].plan.last else None, 0.0)
+        loss = self.control.settle(own).loss
+        assert loss is not None
+        return loss
+
+    def announce(self, facts: dict[str, Any] | None) -> dict[str, Any]:
+        return self.control.announce(facts)
+
+    def gather(self, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self.control.gather(own[0])
+
+    def gather_values(self, own: Any) -> list[Any]:
+        return [part["value"] for part in self.control.gather({"value": own})]
+
+    def link_meters(self) -> list[dict[str, Any]]:
+        return [port.link.meter.snapshot() for port in self.ports.values()]
+
+    def next_basis(self) -> Tensor:
+        """Receive the basis that the last stage proposes, or propose it."""
+        stream = self.stages[0].stream
+        basis = stream.basis()
+        assert basis is not None
+        data = raw_bytes(self.codec.propose_basis(stream)) if self.stages[0].plan.last else None
+        spec = TensorSpec.raw(tuple(basis.shape), basis.dtype)
+        return from_raw_bytes(self.control.basis_upstream(data), spec).to(basis.device)
+
+    def close(self) -> None:
+        """Say goodbye to the neighbours."""
+        close_group()
+        self.neighbours.close()
+
+
+def _filled(batch_BT1: Tensor, size: int) -> Tensor:
+    """Repeat the last row until the batch has `size` rows."""
+    missing = size - len(batch_BT1)
+    return torch.cat((batch_BT1, batch_BT1[-1:].expand(missing, -1))) if missing else batch_BT1

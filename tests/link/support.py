@@ -1,0 +1,147 @@
+"""Two ends of a link in one process, and a TCP proxy between them that counts, freezes and cuts."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from thinwire.link.contract import Contract
+from thinwire.link.hello import Terms
+from thinwire.link.link import Link
+from thinwire.link.listener import Listener
+from thinwire.link.options import LinkOptions
+from thinwire.link.profile import OPEN, LinkProfile
+from thinwire.link.roster import Place, Worker
+from thinwire.link.tls import Identity, make_identity
+
+LEFT, RIGHT = Place(0, 0), Place(0, 1)
+QUICK = LinkOptions(close_seconds=3.0, abort_seconds=1.0)
+LOOPBACK = ("127.0.0.1", 0)
+
+
+@dataclass
+class World:
+    """Identities by name, made when first asked for."""
+
+    folder: Path
+    made: dict[str, Identity] = field(default_factory=dict)
+
+    def identity(self, name: str, **options) -> Identity:
+        if name not in self.made:
+            self.made[name] = make_identity(self.folder / name, name, **options)
+        return self.made[name]
+
+
+def terms(place: Place, **changes) -> Terms:
+    values = {"run": "test", "config": {"model.width": 64, "codec.name": "dense"}, "place": place, **changes}
+    return Terms(**values)
+
+
+@contextlib.contextmanager
+def pair(
+    world: World,
+    contract: Contract | None = None,
+    *,
+    options: LinkOptions = QUICK,
+    profile: LinkProfile = OPEN,
+    right_contract: Contract | None = None,
+    left_terms: Terms | None = None,
+    right_terms: Terms | None = None,
+    proxy: bool = False,
+) -> Iterator[tuple[Link, Link, Proxy]]:
+    """Yield (left, right, proxy): left listens, right dials, through a proxy if wanted. Checks that nothing is left behind."""
+    contract = contract or Contract()
+    left_id, right_id = world.identity("left"), world.identity("right")
+    threads = set(threading.enumerate())
+    listener = Listener(LOOPBACK, left_id, [Worker(RIGHT, right_id.certificate)], options)
+    between = Proxy(listener.address) if proxy else None
+    host, port = between.address if between else listener.address
+    left = Link.listen(listener, Worker(RIGHT, right_id.certificate), left_terms or terms(LEFT), contract, options=options, profile=profile)
+    right = Link.connect(
+        Worker(LEFT, left_id.certificate, f"{host}:{port}"),
+        right_id,
+        right_terms or terms(RIGHT),
+        right_contract or contract.mirrored(),
+        options=options,
+        profile=profile,
+    )
+    try:
+        yield left, right, between  # type: ignore[misc]
+    finally:
+        closers = [threading.Thread(target=link.close) for link in (left, right)]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+        if between:
+            between.close()
+        listener.close()
+        assert set(threading.enumerate()) <= threads
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Return when the condition holds; fail when it does not within a generous time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.002)
+
+
+class Proxy:
+    """Forward TCP connections to an address; count the bytes; freeze on demand (connections stay up and silent)."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._server = socket.create_server(LOOPBACK)
+        self.address = self._server.getsockname()
+        self.up = self.down = self.connections = 0
+        self.frozen = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                self.connections += 1
+                server = socket.create_connection(self._target)
+                self._sockets += [client, server]
+                for source, sink, name in ((client, server, "up"), (server, client, "down")):
+                    thread = threading.Thread(target=self._forward, args=(source, sink, name), daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket, name: str) -> None:
+        try:
+            while data := source.recv(2**16):
+                if self.frozen.is_set():
+                    continue
+                setattr(self, name, getattr(self, name) + len(data))
+                sink.sendall(data)
+        except OSError:
+            pass
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._threads[0].join()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        for sock in self._sockets:
+            sock.close()

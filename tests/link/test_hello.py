@@ -1,0 +1,115 @@
+"""HELLO: content, differences, and what a link does with them."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from link.support import LEFT, RIGHT, pair, terms
+
+from thinwire.link.contract import Contract
+from thinwire.link.errors import EpochMoved, LinkError, ProtocolError
+from thinwire.link.frame import Channel, Frame, Kind
+from thinwire.link.hello import config_hash, decode_hello, differences, make_hello
+from thinwire.link.options import LinkOptions
+
+CONSUMED = ((0, 0),) * len(Channel)
+
+
+def hello(place=RIGHT, **changes):
+    return replace(make_hello(terms(place), 4, LinkOptions(), 17, CONSUMED), **changes)
+
+
+def test_hello_survives_the_wire():
+    assert decode_hello(hello().encode()) == hello()
+
+
+def test_equal_ends_have_no_differences():
+    assert differences(hello(LEFT), hello(RIGHT), RIGHT) == []
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"config": {"model.width": 128, "codec.name": "dense"}}, "config model.width: 64 here, 128 there"),
+        ({"config": {"model.width": 64.0, "codec.name": "dense"}}, "config model.width: 64 here, 64.0 there"),
+        ({"config": {"model.width": 64}}, "config codec.name: 'dense' here, nothing there"),
+        ({"run": "other"}, "run: 'test' here, 'other' there"),
+        ({"protocol": 2}, "protocol version: 1 here, 2 there"),
+        ({"stage": 3}, "place: expected replica 0 stage 1, the peer says replica 0 stage 3"),
+        ({"config_hash": "0" * 64}, "config hash"),
+        ({"credit": (1, 2)}, "link.credit_frames"),
+    ],
+)
+def test_a_difference_is_named(changes, words):
+    assert words in " ".join(differences(hello(LEFT), hello(**changes), RIGHT))
+
+
+def test_the_hash_ignores_the_order_of_fields():
+    assert config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1}) != config_hash({"a": 1, "b": 3})
+
+
+def test_a_damaged_hello_is_a_protocol_error():
+    generator = random.Random(1)
+    good = hello().encode()
+    samples: list[bytes] = [b"", b"[]", b"[" * 100_000, b"{}", json.dumps({**json.loads(good), "received": -1}).encode()]
+    for _ in range(500):
+        data = bytearray(good)
+        data[generator.randrange(len(data))] = generator.randrange(256)
+        samples.append(bytes(data))
+    refused = 0
+    for sample in samples:
+        try:
+            decode_hello(sample)
+        except ProtocolError:
+            refused += 1
+    assert refused > 100
+    for sample in samples[:5]:
+        with pytest.raises(ProtocolError):
+            decode_hello(sample)
+
+
+@pytest.mark.timeout(30)
+def test_config_skew_is_refused_on_both_ends_with_the_field(world):
+    skewed = terms(RIGHT, config={"model.width": 128, "codec.name": "dense"})
+    with pair(world, right_terms=skewed) as (left, right, _):
+        for link in (left, right):
+            with pytest.raises(LinkError, match=r"model\.width"):
+                link.wait_open(10)
+            with pytest.raises(LinkError, match=r"model\.width"):
+                link.receive(Channel.BOUNDARY, 10)
+
+
+@pytest.mark.timeout(30)
+def test_the_right_certificate_for_another_stage_is_refused(world):
+    with pair(world, right_terms=terms(LEFT)) as (left, right, _):
+        for link in (left, right):
+            with pytest.raises(LinkError, match="place: expected replica 0 stage 1"):
+                link.receive(Channel.CONTROL, 10)
+
+
+@pytest.mark.timeout(30)
+def test_the_end_in_the_lower_epoch_is_told_and_the_higher_waits(world):
+    with pair(world, Contract(epoch=2), right_contract=Contract(epoch=3)) as (left, right, _):
+        with pytest.raises(EpochMoved) as caught:
+            left.wait_open(10)
+        assert caught.value.epoch == 3
+        with pytest.raises(TimeoutError):
+            right.wait_open(0.2)
+        assert right.error is None
+
+
+@pytest.mark.timeout(30)
+def test_a_restarted_peer_is_noticed(world):
+    with pair(world) as (left, right, _):
+        left.wait_open(10)
+        right.wait_open(10)
+        right._loop.terms = terms(RIGHT, incarnation=8)
+        right.reset_connection()
+        for link in (left, right):
+            with pytest.raises(LinkError, match="restarted"):
+                link.receive(Channel.CONTROL, 10)
+            with pytest.raises(LinkError, match="restarted"):
+                link.send(Frame.make(Kind.STEP), 1)

@@ -1,0 +1,96 @@
+"""Hostile input to a listening link: strangers before TLS, and an authenticated peer that sends rubbish."""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+
+import pytest
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
+
+from thinwire.link.contract import Contract, Flow, TensorForm
+from thinwire.link.errors import LinkError
+from thinwire.link.frame import Channel, Frame, Kind, encode
+from thinwire.link.hello import make_hello
+from thinwire.link.link import Link
+from thinwire.link.listener import Listener
+from thinwire.link.options import LinkOptions
+from thinwire.link.roster import Worker
+from thinwire.link.tls import client_context
+
+pytestmark = pytest.mark.timeout(60)
+CONTRACT = Contract(incoming=Flow.constant((TensorForm(0, (), 1000, exact=False),), 1))
+
+
+@pytest.fixture
+def listener(world):
+    options = LinkOptions(establish_seconds=2.0)
+    listener = Listener(LOOPBACK, world.identity("left"), [Worker(RIGHT, world.identity("right").certificate)], options)
+    yield listener
+    listener.close()
+
+
+def listening_link(world, listener) -> Link:
+    return Link.listen(listener, Worker(RIGHT, world.identity("right").certificate), terms(LEFT), CONTRACT, options=QUICK)
+
+
+def client_hello(world) -> bytes:
+    """Record the first bytes of a real handshake."""
+    outgoing = ssl.MemoryBIO()
+    tls = client_context(world.identity("right"), world.identity("left").certificate).wrap_bio(ssl.MemoryBIO(), outgoing)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+def test_strangers_bytes_do_not_disturb_a_listening_link(world, listener):
+    generator = random.Random(5)
+    start = client_hello(world)
+    link = listening_link(world, listener)
+    for _ in range(200):
+        data = bytearray(generator.choice((start, generator.randbytes(200))))
+        for _ in range(generator.randrange(5)):
+            data[generator.randrange(len(data))] = generator.randrange(256)
+        with socket.create_connection(listener.address) as sock:
+            sock.sendall(data[: generator.randrange(len(data) + 1)])
+    assert link.error is None and link.state == "connecting"
+    host, port = listener.address
+    worker = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
+    peer = Link.connect(worker, world.identity("right"), terms(RIGHT), CONTRACT.mirrored(), options=QUICK)
+    peer.send(Frame.make(Kind.STEP, b"through"), 5)
+    assert link.receive(Channel.CONTROL, 20).payload == b"through"
+    assert peer.close()
+    link.close()
+
+
+def rubbish(generator: random.Random, hello: bytes) -> bytes:
+    """Make input for after the handshake: damaged HELLO, frames without HELLO, frames after it."""
+    frames = [encode(Frame.make(Kind.DATA, bytes(100), sequence=1)), encode(Frame.make(Kind.STEP, bytes(10), sequence=1))]
+    data = bytearray(generator.choice([hello, hello + frames[0], frames[1], hello + frames[1] + frames[0], generator.randbytes(300)]))
+    for _ in range(generator.randrange(1, 4)):
+        data[generator.randrange(len(data))] = generator.randrange(256)
+    return bytes(data)
+
+
+def test_an_authenticated_peer_that_sends_rubbish_gets_a_named_error(world, listener):
+    generator = random.Random(6)
+    consumed = ((0, 0),) * len(Channel)
+    hello = encode(Frame.make(Kind.HELLO, make_hello(terms(RIGHT), 0, QUICK, 0, consumed).encode()))
+    context = client_context(world.identity("right"), world.identity("left").certificate)
+    link = listening_link(world, listener)
+    refused = 0
+    for _ in range(150):
+        with context.wrap_socket(socket.create_connection(listener.address)) as sock:
+            sock.sendall(rubbish(generator, hello))
+            sock.settimeout(10)
+            sock.recv(10)
+        wait_until(lambda link=link: link.state != "hello")
+        if link.error is not None:
+            assert isinstance(link.error, LinkError)
+            refused += 1
+            link.close()
+            link = listening_link(world, listener)
+    assert refused > 50
+    link._loop.call(link._loop.stop)
+    link.close()

@@ -1,0 +1,361 @@
+"""Laws of a link: order, resume, credit, priority, goodbye."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import threading
+
+import pytest
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, pair, terms, wait_until
+
+from thinwire.link.contract import Contract, Flow, TensorForm
+from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
+from thinwire.link.frame import HEADER_BYTES, PART_BYTES, Channel, Dtype, Frame, Kind
+from thinwire.link.link import Link
+from thinwire.link.listener import Listener
+from thinwire.link.options import LinkOptions
+from thinwire.link.probe import RECORD_OVERHEAD, probe
+from thinwire.link.profile import LinkProfile
+from thinwire.link.roster import Place, Worker
+
+pytestmark = pytest.mark.timeout(60)
+LARGEST = 200_000
+FORM = TensorForm(Dtype.RAW, (), LARGEST, exact=False)
+FLOW = Flow.constant((FORM,), microbatches=4)
+CONTRACT = Contract(FLOW, FLOW)
+
+
+def data_frame(number: int, payload: bytes, **fields) -> Frame:
+    return Frame.make(Kind.DATA, payload, step=number // 4, microbatch=number % 4, **fields)
+
+
+def random_payloads(count: int, seed: int) -> list[bytes]:
+    generator = random.Random(seed)
+    sizes = (0, 1, 500, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 50_000, LARGEST)
+    return [generator.randbytes(generator.choice(sizes)) for _ in range(count)]
+
+
+def run_all(*jobs) -> None:
+    """Run jobs in threads and raise what any of them raised."""
+    errors: list[BaseException] = []
+
+    def guarded(job) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_fifty_resets_lose_nothing_and_repeat_nothing(world):
+    count = 500
+    streams = {"left": random_payloads(count, 1), "right": random_payloads(count, 2)}
+    digests = {}
+    sent = threading.Event()
+    options = LinkOptions(credit_frames=16, backoff_seconds=0.002, close_seconds=5.0)
+
+    def sender(link, name):
+        for number, payload in enumerate(streams[name]):
+            link.send(data_frame(number, payload), 50)
+
+    def receiver(link, name):
+        digest = hashlib.sha256()
+        for number in range(count):
+            frame = link.receive(Channel.BOUNDARY, 50)
+            assert (frame.header.step, frame.header.microbatch) == divmod(number, 4)
+            digest.update(len(frame.payload).to_bytes(8, "big") + frame.payload)
+        digests[name] = digest.hexdigest()
+
+    def breaker(left, right):
+        generator = random.Random(3)
+        for number in range(50):
+            wait_until(lambda: left.state == right.state == "open" or sent.is_set())
+            sent.wait(generator.uniform(0.0, 0.01))
+            generator.choice((left, right)).reset_connection()
+            if not sent.is_set():
+                wait_until(lambda number=number: left.meter.connections > number + 1 or sent.is_set())
+
+    with pair(world, CONTRACT, options=options) as (left, right, _):
+        left.wait_open(10)
+        right.wait_open(10)
+        breaking = threading.Thread(target=breaker, args=(left, right))
+        breaking.start()
+        run_all(
+            lambda: sender(left, "left"),
+            lambda: sender(right, "right"),
+            lambda: receiver(left, "right"),
+            lambda: receiver(right, "left"),
+        )
+        sent.set()
+        breaking.join()
+        assert left.meter.snapshot()["reconnects"] >= 20, "too few resets fell into the transfer"
+        assert left.meter.retransmitted + right.meter.retransmitted > 0
+    for name, payloads in streams.items():
+        expected = hashlib.sha256(b"".join(len(payload).to_bytes(8, "big") + payload for payload in payloads))
+        assert digests[name] == expected.hexdigest()
+
+
+EXACT = Contract(Flow.constant((TensorForm(2, (4, 8), 128),), microbatches=2, first_step=3))
+WRONG = {
+    "dtype": ({"dtype": 3}, 128),
+    "dims": ({"dims": (8, 4)}, 128),
+    "short": ({}, 127),
+    "long": ({}, 129),
+    "duplicate": ({"microbatch": 0}, 128),
+    "reordered": ({"step": 4, "microbatch": 0}, 128),
+    "basis": ({"basis_version": 1}, 128),
+    "epoch": ({"epoch": 5}, 128),
+}
+FIELDS = {"short": "length", "long": "length", "duplicate": "microbatch", "reordered": "step", "basis": "basis_version"}
+
+
+def exact_frame(size: int = 128, **changes) -> Frame:
+    return Frame.make(Kind.DATA, bytes(size), **{"step": 3, "dtype": 2, "dims": (4, 8), **changes})
+
+
+@pytest.mark.parametrize("refuser", ["sender", "receiver"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_frame_is_named_on_both_ends(world, name, refuser):
+    changes, size = WRONG[name]
+    field = FIELDS.get(name, name)
+    with pair(world, EXACT) as (left, right, _):
+        if refuser == "receiver":  # the sender does not look
+            left._outbox._cursor.check = left._outbox._cursor.advance = lambda header: None
+        left.send(exact_frame(), 5)
+        assert right.receive(Channel.BOUNDARY, 10).payload == bytes(128)
+        wrong = exact_frame(size, **{"microbatch": 1, **changes})
+        if refuser == "sender":
+            with pytest.raises(ProtocolError) as caught:
+                left.send(wrong, 5)
+            assert caught.value.field == field
+        else:
+            left.send(wrong, 5)
+        for link in (left, right):
+            with pytest.raises(LinkError, match=f"refused: {field} is"):
+                link.receive(Channel.CONTROL, 10)
+            with pytest.raises(LinkError, match=f"refused: {field} is"):
+                link.send(Frame.make(Kind.STEP), 5)
+            link._loop.thread.join(10)
+            assert not link._loop.thread.is_alive() and link.state == "failed"
+
+
+def test_a_basis_that_the_receiver_does_not_use_is_refused_on_both_ends(world):
+    with pair(world, EXACT) as (left, right, _):
+        left.send(exact_frame(basis_version=2), 5)
+        with pytest.raises(ProtocolError, match="basis_version is 2, expected 1"):
+            right.receive(Channel.BOUNDARY, 10, basis_version=1)
+        with pytest.raises(LinkError, match="basis_version is 2, expected 1"):
+            left.receive(Channel.CONTROL, 10)
+
+
+def test_a_repeated_sequence_number_is_refused_on_both_ends(world):
+    with pair(world, CONTRACT) as (left, right, _):
+        left.send(data_frame(0, b"a"), 5)
+        right.receive(Channel.BOUNDARY, 10)
+        left._outbox._sequence -= 1
+        left.send(data_frame(1, b"b"), 5)
+        for link in (left, right):
+            with pytest.raises(LinkError, match=r"sequence is 1, expected 2 \(repeated\)"):
+                link.receive(Channel.BOUNDARY, 10)
+
+
+def test_a_stalled_consumer_holds_no_more_than_the_credit(world):
+    options = LinkOptions(credit_frames=8, credit_bytes=300_000, close_seconds=0.5)
+    with pair(world, CONTRACT, options=options) as (left, right, _):
+        sent = 6
+        for number in range(sent):
+            left.send(data_frame(number, bytes(50_000)), 10)
+        with pytest.raises(TimeoutError, match="no credit on BOUNDARY"):
+            left.send(data_frame(sent, bytes(50_000)), 0.3)
+        wait_until(lambda: right.held(Channel.BOUNDARY) == (6, 300_000))
+        assert left.outstanding(Channel.BOUNDARY) == (6, 300_000)
+        left.send(Frame.make(Kind.STEP, b"still flows"), 5)
+        assert right.receive(Channel.CONTROL, 10).payload == b"still flows"
+        right.receive(Channel.BOUNDARY, 10)
+        right.receive(Channel.BOUNDARY, 10)
+        left.send(data_frame(sent, bytes(50_000)), 10)
+        assert left.meter.blocked_seconds >= 0.3
+
+
+def test_a_frame_above_the_credit_travels_alone(world):
+    options = LinkOptions(credit_frames=8, credit_bytes=1000, close_seconds=3.0)
+    with pair(world, CONTRACT, options=options) as (left, right, _):
+        run_all(
+            lambda: [left.send(data_frame(number, bytes(LARGEST)), 20) for number in range(3)],
+            lambda: [right.receive(Channel.BOUNDARY, 20) for _ in range(3)],
+        )
+
+
+def test_a_peer_that_ignores_the_credit_is_refused(world):
+    options = LinkOptions(credit_frames=2, close_seconds=1.0)
+    with pair(world, CONTRACT, options=options) as (left, right, _):
+        left._outbox._credit_frames = 10
+        for number in range(3):
+            left.send(data_frame(number, b"x"), 5)
+        for link in (left, right):
+            with pytest.raises(LinkError, match="refused: credit is"):
+                link.receive(Channel.CONTROL, 10)
+
+
+def test_urgent_frames_overtake_bulk_on_a_thin_link(world):
+    """1 MB of snapshots takes 0.8 s at 10 Mbit/s; what is sent behind them comes out before them."""
+    thin = LinkProfile("thin", 10, 10, 1)
+    order = []
+    with pair(world, CONTRACT, profile=thin) as (left, right, _):
+        left.wait_open(10)
+        for _ in range(2):
+            left.send(Frame.make(Kind.SNAPSHOT, bytes(500_000)), 5)
+        left.send(data_frame(0, bytes(10_000)), 5)
+        left.send(Frame.make(Kind.STEP), 5)
+        lock = threading.Lock()
+
+        def take(channel, count=1):
+            for _ in range(count):
+                frame = right.receive(channel, 30)
+                with lock:
+                    order.append(frame.header.kind)
+
+        run_all(lambda: take(Channel.BULK, 2), lambda: take(Channel.BOUNDARY), lambda: take(Channel.CONTROL))
+        assert order == [Kind.STEP, Kind.DATA, Kind.SNAPSHOT, Kind.SNAPSHOT]
+        assert left.meter.paced_seconds > 0
+
+
+def test_close_delivers_everything_and_the_other_end_drains_it(world):
+    with pair(world, CONTRACT) as (left, right, _):
+        for number in range(20):
+            left.send(data_frame(number, bytes(30_000)), 5)
+        assert left.close()
+        for _ in range(20):
+            right.receive(Channel.BOUNDARY, 10)
+        with pytest.raises(LinkClosed, match="replica 0 stage 0 has closed"):
+            right.receive(Channel.BOUNDARY, 10)
+        with pytest.raises(LinkClosed):
+            right.send(Frame.make(Kind.STEP), 5)
+        with pytest.raises(LinkClosed):
+            left.send(Frame.make(Kind.STEP), 5)
+        wait_until(lambda: right.state == "closed")
+
+
+def test_abort_reaches_both_ends_while_data_flows(world):
+    with pair(world, CONTRACT) as (left, right, _):
+        for number in range(30):
+            left.send(data_frame(number, bytes(LARGEST)), 5)
+        right.abort("no more memory")
+        with pytest.raises(LinkError, match=r"replica 0 stage 1 aborted the link: no more memory"):
+            left.receive(Channel.CONTROL, 10)
+        with pytest.raises(LinkError, match="aborted on this end: no more memory"):
+            right.receive(Channel.CONTROL, 10)
+
+
+def test_meters_count_exactly_what_passes_on_the_socket(world):
+    frames, size = 50, 80_000
+    with pair(world, CONTRACT, proxy=True) as (left, right, proxy):
+        for number in range(frames):
+            left.send(data_frame(number, os.urandom(size)), 5)
+        for _ in range(frames):
+            right.receive(Channel.BOUNDARY, 10)
+        assert left.close()
+        right.close()
+        sent, received = left.meter.snapshot()["sent"], right.meter.snapshot()["received"]
+        assert sent["payload"] == received["payload"] == frames * size
+        assert sent["frames"] == received["frames"] == frames
+        parts = -(-size // PART_BYTES)
+        assert sent["framed_boundary"] == frames * (size + parts * HEADER_BYTES)
+        wait_until(lambda: proxy.down == sent["socket"])
+        assert received["socket"] == proxy.down
+        wait_until(lambda: proxy.up == right.meter.sent.socket)
+        assert 0 < left.meter.received.socket <= proxy.up, "a PING may come after left has gone"
+        assert sent["framed_boundary"] + frames * parts * RECORD_OVERHEAD <= sent["socket"] < 1.02 * frames * size
+
+
+def test_a_silent_cut_is_reported_within_the_limits(world):
+    options = LinkOptions(
+        ping_seconds=0.1, pong_grace_seconds=0.1, silent_seconds=0.5, reconnect_seconds=0.7, establish_seconds=0.3, close_seconds=0.5
+    )
+    with pair(world, CONTRACT, options=options, proxy=True) as (left, right, proxy):
+        left.wait_open(10)
+        right.wait_open(10)
+        proxy.frozen.set()
+        for link in (left, right):
+            with pytest.raises(LinkError, match=r"no connection to replica 0 stage \d for 0.7 s"):
+                link.receive(Channel.BOUNDARY, 0.5 + 0.7 + 8.0)  # the limits, and room for a machine that is busy
+
+
+def test_an_overdue_answer_opens_a_second_connection_that_wins(world):
+    options = LinkOptions(ping_seconds=0.1, pong_grace_seconds=0.2, silent_seconds=30.0, establish_seconds=0.5, close_seconds=3.0)
+    with pair(world, CONTRACT, options=options, proxy=True) as (left, right, proxy):
+        left.wait_open(10)
+        right.wait_open(10)
+        for link in (left, right):
+            link._loop._broken_since -= 1000.0  # as if open for longer than the reconnect window
+        proxy.frozen.set()
+        left.send(data_frame(0, b"lost on the first connection"), 5)
+        threading.Timer(0.5, proxy.frozen.clear).start()
+        assert right.receive(Channel.BOUNDARY, 20).payload == b"lost on the first connection"
+        assert proxy.connections >= 2 and right.state == "open"
+
+
+def test_no_peer_fails_with_the_reason(world):
+    options = LinkOptions(reconnect_seconds=0.3, close_seconds=0.5, establish_seconds=0.2)
+    with pair(world, CONTRACT, options=options, proxy=True) as (left, right, proxy):
+        proxy.frozen.set()
+        for link in (left, right):
+            with pytest.raises(LinkError, match="last problem"):
+                link.wait_open(20)
+
+
+def test_probe_measures_an_emulated_line(world):
+    with pair(world, profile=LinkProfile("thin", 20, 20, 10)) as (left, right, _):
+        left.wait_open(10)
+        rtt, rate = probe(left, burst_bytes=400_000)
+        assert rtt >= 0.02
+        assert rate <= 1.1 * 20e6 / 8
+        wait_until(lambda: right.rtt is not None)
+        assert right.rtt >= 0.02
+
+
+def test_many_links_leave_no_thread_and_no_file_descriptor(world):
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    if not os.path.exists("/proc/self/fd"):
+        pytest.skip("needs /proc")
+    with pair(world):
+        pass
+    before = descriptors()
+    for number in range(10):
+        with pair(world, CONTRACT) as (left, right, _):
+            right.wait_open(10)
+            left.wait_open(10)
+            if number % 3 == 1:
+                right.reset_connection()
+            if number % 3 == 2:
+                left.abort("test")
+    assert descriptors() == before
+
+
+def test_two_links_share_one_listener_and_find_their_own_peer(world):
+    places = {"right": RIGHT, "copy": Place(1, 0)}
+    workers = {name: Worker(place, world.identity(name).certificate) for name, place in places.items()}
+    listener = Listener(LOOPBACK, world.identity("left"), workers.values(), QUICK)
+    host, port = listener.address
+    server = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
+    here = {name: Link.listen(listener, worker, terms(LEFT), Contract(), options=QUICK) for name, worker in workers.items()}
+    there = {name: Link.connect(server, world.identity(name), terms(place), Contract(), options=QUICK) for name, place in places.items()}
+    for name, link in there.items():
+        link.send(Frame.make(Kind.STEP, name.encode()), 5)
+    for name, link in here.items():
+        assert link.receive(Channel.CONTROL, 10).payload == name.encode()
+    with pytest.raises(ValueError, match="already expected"):
+        Link.listen(listener, workers["right"], terms(LEFT), Contract(), options=QUICK)
+    run_all(*[link.close for link in (*here.values(), *there.values())])
+    listener.close()

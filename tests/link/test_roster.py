@@ -1,0 +1,82 @@
+"""The roster file."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.link.roster import Place, Roster, Worker, read_roster, split_address, write_roster
+
+
+@pytest.fixture
+def certificates(world) -> list[str]:
+    return [world.identity(f"stage{number}").certificate for number in range(3)]
+
+
+def test_a_roster_survives_the_file(tmp_path, certificates):
+    workers = [Worker(Place(0, 1), certificates[1]), Worker(Place(0, 0), certificates[0], "[::1]:29500")]
+    roster = Roster.of(workers)
+    write_roster(tmp_path / "roster.toml", roster)
+    again = read_roster(tmp_path / "roster.toml")
+    assert list(again.workers) == [Place(0, 0), Place(0, 1)]
+    assert again.worker(Place(0, 0)).host_and_port == ("::1", 29500)
+    assert again.worker(Place(0, 1)).address is None
+    assert again.worker(Place(0, 1)).certificate.strip() == certificates[1].strip()
+
+
+def test_the_lower_stage_listens_if_it_can(certificates):
+    low, high = Place(0, 0), Place(0, 1)
+    both = Roster.of([Worker(low, certificates[0], "a:1"), Worker(high, certificates[1], "b:1")])
+    assert both.listener(high, low) == low
+    upper = Roster.of([Worker(low, certificates[0]), Worker(high, certificates[1], "b:1")])
+    assert upper.listener(low, high) == high
+
+
+@pytest.mark.parametrize(
+    "places, addresses, used, message",
+    [
+        ([(0, 0), (0, 1)], [None, None], [0, 1], "neither has an address.*give one of them"),
+        ([(0, 0), (0, 0)], ["a:1", "b:1"], [0, 1], "two entries for replica 0 stage 0"),
+        ([(0, 0), (0, 1)], ["a:1", "a:1"], [0, 1], "same address"),
+        ([(0, 0), (0, 1)], ["a:1", "b:1"], [0, 0], "same certificate"),
+        ([(0, 0)], ["a"], [0], "not host:port"),
+    ],
+)
+def test_what_cannot_work_is_refused(certificates, places, addresses, used, message):
+    workers = [Worker(Place(*place), certificates[number], address) for place, address, number in zip(places, addresses, used, strict=True)]
+    with pytest.raises(ValueError, match=message):
+        Roster.of(workers)
+
+
+def test_stages_that_are_no_neighbours_need_no_address(certificates):
+    Roster.of([Worker(Place(0, 0), certificates[0]), Worker(Place(0, 1), certificates[1], "b:1"), Worker(Place(0, 2), certificates[2])])
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "::1:80", "host:8o"])
+def test_bad_addresses(address):
+    with pytest.raises(ValueError, match="not host:port"):
+        split_address(address)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("worker = 3", "\\[\\[worker\\]\\]"),
+        ("[[worker]]\nstage = 0\nreplica = 0", "no certificate"),
+        ("[[worker]]\nstage = 0\nreplica = 0\ncertificate = 'x'", "replica 0 stage 0: not a certificate"),
+        ("[[worker]]\nstage = 'a'\nreplica = 0\ncertificate = 'x'", "stage is 'a'"),
+        ("[[worker]]\nstage = true\nreplica = 0\ncertificate = 'x'", "stage is True"),
+        ("[[worker]]\nstage = -1\nreplica = 0\ncertificate = 'x'", "stage is -1"),
+        ("[[worker]]\nadress = 'a:1'", "unknown field 'adress'"),
+        ("[[worker", "not TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_place(tmp_path, text, message):
+    path = tmp_path / "roster.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_roster(path)
+
+
+def test_a_missing_roster_names_the_command(tmp_path):
+    with pytest.raises(ValueError, match="thinwire roster"):
+        read_roster(tmp_path / "none.toml")
