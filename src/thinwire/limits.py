@@ -49,6 +49,7 @@ def check(config: RunConfig) -> None:
     from thinwire.codecs import registry  # not at the top: it imports torch
 
     registry.build(config.codec, config.model)
+    check_workers(config)
 
 
 def check_model(model: ModelConfig) -> None:
@@ -81,7 +82,11 @@ def check_pipeline(config: RunConfig) -> None:
             f"link.profile is {config.link.profile}, but with pipeline.mode inprocess there is no link between stages; "
             "add --pipeline.mode workers, or use --link.profile open"
         )
-    if pipeline.mode == "workers" and config.model.tied_head and pipeline.stages > 1:
+
+
+def check_workers(config: RunConfig) -> None:
+    """Refuse a model that separate workers cannot hold."""
+    if config.pipeline.mode == "workers" and config.model.tied_head and config.pipeline.stages > 1:
         raise ValueError(
             "model.tied_head shares a matrix between the first and the last stage, which separate workers cannot; "
             "use --pipeline.mode inprocess, or untie the head"
