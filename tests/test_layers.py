@@ -19,7 +19,7 @@ LAYERS = [
     ["configfile", "limits", "optimizer"],
     ["pipeline"],
     ["settings", "checkpoint", "track"],
-    ["summary", "evaluate", "keys"],
+    ["summary", "evaluate", "keys", "view"],
     ["train"],
     ["join"],
     ["launch"],

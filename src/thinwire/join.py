@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.pipeline.worker import WorkerPipeline
 from thinwire.settings import parse_join
+from thinwire.track import Progress, Tracker
 from thinwire.train import Trainer
 
 
@@ -27,7 +29,8 @@ def main(argv: list[str]) -> None:
     command = parse_join(argv)
     roster = read_roster(command.roster)
     identity = load_identity(command.keys)
-    summary = train_stage(command.config, roster, identity, command.stage, command.run, resume=command.resume)
+    with Progress(command.config.train.steps) as progress:
+        summary = train_stage(command.config, roster, identity, command.stage, command.run, resume=command.resume, trackers=[progress])
     print(f"stage {command.stage} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
 
 
@@ -39,7 +42,7 @@ def train_stage(
     run: Path,
     *,
     resume: bool = False,
-    show: bool = True,
+    trackers: Sequence[Tracker] = (),
     threads: int | None = None,
 ) -> dict:
     """Train one stage in step with the others of the roster; return the run's summary."""
@@ -58,7 +61,7 @@ def train_stage(
     neighbours = Neighbours(roster, identity, place, run_name(roster), incarnation=incarnation())
     try:
         pipeline = WorkerPipeline(config, stage, neighbours, choose_device(config.device))
-        summary = Trainer(config, run, pipeline, resume=resume, show=show).run()
+        summary = Trainer(config, run, pipeline, resume=resume, trackers=trackers).run()
         pipeline.close()
     finally:
         neighbours.close()

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -25,6 +26,8 @@ from thinwire.configfile import from_toml, to_toml
 from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
 from thinwire.link.tls import load_identity, make_identity
 from thinwire.settings import TrainCommand
+from thinwire.track import Tracker
+from thinwire.view import RunView
 
 GRACE_SECONDS = 10.0
 """How long workers may take to end after one of them has failed."""
@@ -51,7 +54,8 @@ def launch(command: TrainCommand) -> dict:
         context = forkserver()
         children = [start(context, command, folder, stage) for stage in range(command.config.pipeline.stages)]
         stack.callback(end_all, children)
-        return watch(children)
+        view = stack.enter_context(RunView(command.config))
+        return watch(children, view)
 
 
 def forkserver() -> ForkServerContext:
@@ -99,7 +103,9 @@ def work(pipe: Connection, settings: str, scratch: str, run: str, resume: bool, 
     try:
         identity = load_identity(folder / f"stage-{stage}")
         roster = read_roster(folder / "roster.toml")
-        summary = train_stage(from_toml(settings), roster, identity, stage, Path(run), resume=resume, show=stage == 0, threads=1)
+        summary = train_stage(
+            from_toml(settings), roster, identity, stage, Path(run), resume=resume, trackers=[PipeTracker(pipe)], threads=1
+        )
         pipe.send({"summary": summary})
     except ValueError as error:
         pipe.send({"refused": str(error)})
@@ -107,6 +113,16 @@ def work(pipe: Connection, settings: str, scratch: str, run: str, resume: bool, 
     except BaseException:
         pipe.send({"failed": traceback.format_exc()})
         sys.exit(1)
+
+
+class PipeTracker(Tracker):
+    """Tell the supervisor about every step."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.pipe.send({"step": step, "values": dict(values)})
 
 
 def end_with_supervisor(pipe: Connection) -> None:
@@ -120,12 +136,12 @@ def end_with_supervisor(pipe: Connection) -> None:
         os._exit(1)
 
 
-def watch(children: list[Child]) -> dict:
+def watch(children: list[Child], view: RunView) -> dict:
     """Wait for all workers; pass on a wish to stop; raise what the first failure said."""
     asked_at: float | None = None
     while any(child.result is None and child.failure is None for child in children):
         try:
-            collect(children)
+            collect(children, view)
         except KeyboardInterrupt:
             if asked_at is not None:
                 raise
@@ -133,7 +149,7 @@ def watch(children: list[Child]) -> dict:
             ask_to_stop(children)
         failed = [child for child in children if child.failure is not None]
         if failed:
-            linger(children)
+            linger(children, view)
             raise first_failure(children)
         if asked_at is not None and time.monotonic() - asked_at > STOP_SECONDS:
             raise ValueError(
@@ -144,7 +160,7 @@ def watch(children: list[Child]) -> dict:
     return summary
 
 
-def collect(children: list[Child], timeout: float = 0.5) -> None:
+def collect(children: list[Child], view: RunView, timeout: float = 0.5) -> None:
     """Take what the workers have to say."""
     open_pipes = {child.pipe: child for child in children if child.result is None and child.failure is None}
     for pipe in wait(list(open_pipes), timeout):
@@ -155,7 +171,9 @@ def collect(children: list[Child], timeout: float = 0.5) -> None:
             child.process.join(1)
             child.failure = f"the worker ended without a word (exit code {child.process.exitcode})"
             continue
-        if "summary" in message:
+        if "step" in message:
+            view.log(child.stage, message["step"], message["values"])
+        elif "summary" in message:
             child.result = message["summary"]
         else:
             child.failure = message.get("refused") or message["failed"]
@@ -167,11 +185,11 @@ def ask_to_stop(children: list[Child]) -> None:
             child.pipe.send("stop")
 
 
-def linger(children: list[Child]) -> None:
+def linger(children: list[Child], view: RunView) -> None:
     """After a failure give the others a moment: what they say may be the cause."""
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline and any(child.result is None and child.failure is None for child in children):
-        collect(children)
+        collect(children, view)
 
 
 def first_failure(children: list[Child]) -> Exception:

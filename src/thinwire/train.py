@@ -11,7 +11,8 @@ import json
 import math
 import signal
 import time
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def main(argv: list[str]) -> None:
         summary = launch(command)
     else:
         pipeline = build_pipeline(config, choose_device(config.device))
-        summary = Trainer(config, command.run, pipeline, resume=command.resume).run()
+        with Progress(config.train.steps) as progress:
+            summary = Trainer(config, command.run, pipeline, resume=command.resume, trackers=[progress]).run()
     print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")
 
 
@@ -74,9 +76,16 @@ class Trainer:
     """Everything one process of a run holds: data (with stage 0), pipeline, optimizers, run folder."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, pipeline: Pipeline | WorkerPipeline, *, resume: bool = False, show: bool = True
+        self,
+        config: RunConfig,
+        folder: Path,
+        pipeline: Pipeline | WorkerPipeline,
+        *,
+        resume: bool = False,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
-        self.config, self.folder, self.pipeline, self.show = config, folder, pipeline, show
+        """Get everything ready; `trackers` are shown each step, beside the metrics file, and closed by whoever made them."""
+        self.config, self.folder, self.pipeline, self.trackers = config, folder, pipeline, trackers
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
@@ -109,33 +118,28 @@ class Trainer:
         if self.data is not None and self.data.tokenizer_json is not None:
             write_atomic(self.folder / TOKENIZER_FILE, self.data.tokenizer_json.encode())
 
-    def _trackers(self, stack: ExitStack) -> list[Tracker]:
-        """Open the metrics file, and the progress line where this process shows one."""
+    def _metrics(self) -> JsonLines:
+        """Open this process's metrics file."""
         label = "all" if self.first and self.last else str(self.pipeline.stages[0].plan.index)
-        trackers: list[Tracker] = [JsonLines(self.folder / "metrics" / f"stage-{label}.jsonl", resumed=self.position.step)]
-        if self.show:
-            trackers.append(Progress(self.config.train.steps, self.position.step))
-        return [stack.enter_context(tracker) for tracker in trackers]
+        return JsonLines(self.folder / "metrics" / f"stage-{label}.jsonl", resumed=self.position.step)
 
     def run(self) -> dict:
         """Train to the end, to the time limit, or until asked to stop; return the summary."""
         train, loss = self.config.train, math.nan
-        with ExitStack() as stack:
-            stack.enter_context(self.stop.listening())
-            trackers = self._trackers(stack)
+        with self.stop.listening(), self._metrics() as metrics:
             stopped = False
             while self.position.step < train.steps and not stopped:
                 values, stopped = self.step()
                 loss, done = values["loss"], self.position.step
                 if train.validate_every and done % train.validate_every == 0 and done < train.steps:
                     values["val_loss"] = self.validate()
-                for tracker in trackers:
+                for tracker in (metrics, *self.trackers):
                     tracker.log(done, values)
                 if train.checkpoint_every and done % train.checkpoint_every == 0 and done < train.steps:
                     self.save()
             self.save()
             val_loss = self.validate()
-        if self.stop.asked and self.show:
+        if self.stop.asked and self.first:
             print(f"stopped at step {self.position.step}; go on with: thinwire train --run {self.folder} --resume")
         summary = self.summary(loss, val_loss)
         if self.first:
@@ -178,7 +182,7 @@ class Trainer:
     def _meters(self, seconds: float) -> dict[str, float]:
         """Return the figures of a step that concern time and traffic."""
         traffic, train = self.pipeline.traffic, self.config.train
-        spans = traffic.take_seconds()
+        spans = self.pipeline.waits.take_seconds()
         return {
             "seconds": self.position.seconds,
             "tokens": self.position.step * train.batch * self.config.model.context,
@@ -186,6 +190,7 @@ class Trainer:
             "bytes_per_token": traffic.per_token("forward") + traffic.per_token("backward"),
             "compute_seconds": seconds - sum(spans.values()),
             **spans,
+            **self.pipeline.link_figures(seconds),
         }
 
     def _move_basis(self) -> None:

@@ -5,6 +5,7 @@ It computes what the in-process `Pipeline` computes: that one is the oracle in t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +16,7 @@ from thinwire.codecs.base import Codec
 from thinwire.config import Dtype
 from thinwire.model.stages import Stage
 from thinwire.pipeline.schedule import ScheduleName, make_schedule
-from thinwire.pipeline.stage import IDS_DTYPE, EngineModule, static_stage
+from thinwire.pipeline.stage import IDS_DTYPE, EngineModule, example_inputs, static_stage
 
 
 class Engine:
@@ -32,6 +33,19 @@ class Engine:
         """Make stage and schedule objects anew; needed at the start and after any exception."""
         wrapped = static_stage(self.module, self.codec, self.microbatch, self.group)
         self.schedule = make_schedule(schedule, wrapped, self.microbatches, in_flight, self._share)
+
+    def measure(self) -> float:
+        """Return the seconds of forward and backward of one microbatch, the second time it runs; leave no gradient behind."""
+        for _ in range(2):
+            ids, *payload = example_inputs(self.module, self.codec, self.microbatch)
+            started = time.perf_counter()
+            samples_B = torch.arange(self.microbatch, device=self.device)
+            output = self.module(ids, *payload, samples_B=samples_B)
+            tensors = [output] if isinstance(output, Tensor) else [tensor for tensor in output if tensor.requires_grad]
+            torch.autograd.backward(tensors, [torch.zeros_like(tensor) for tensor in tensors])
+            seconds = time.perf_counter() - started
+        self.stage.zero_grad(set_to_none=True)
+        return seconds
 
     def _share(self, loss: Tensor, target: Tensor) -> Tensor:
         """Return a microbatch's share of the step's mean loss."""

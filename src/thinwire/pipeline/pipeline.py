@@ -46,7 +46,7 @@ class Pipeline:
         self.codec = codec
         self.microbatch = microbatch
         self.boundaries = [Boundary(codec, microbatch, time) for _ in stages[1:]]
-        self.traffic = Traffic([boundary.meter for boundary in self.boundaries])
+        self.traffic = self.waits = Traffic([boundary.meter for boundary in self.boundaries])
         self.device = next(stages[0].parameters()).device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
 
@@ -76,6 +76,10 @@ class Pipeline:
     def link_meters(self) -> list[dict[str, Any]]:
         """Return what the links have carried: there are none."""
         return []
+
+    def link_figures(self, seconds: float) -> dict[str, float]:
+        """Return the rates on the links during a step: there are none."""
+        return {}
 
     def next_basis(self) -> Tensor:
         """Return the basis that all stages go over to now."""

@@ -29,10 +29,11 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 def depths(stages: int, microbatches: int, delay: float = 0.0, compute: float = 1.0) -> list[int]:
     """Return how many microbatches each stage keeps in flight so that a one-way delay (latency and frame time) is hidden.
 
-    Stage r of S: (S - r) + ceil(2 (S - 1 - r) delay / compute), where `compute` is forward plus backward of one microbatch.
+    Stage r of S: (S - r) + (S - 1 - r) ceil(2 delay / compute), where `compute` is forward plus backward of one microbatch. Rounded up
+    hop by hop: two busy neighbours alternate forwards and backwards in step, so the way there and back takes a whole number of turns.
     """
-    wanted = [(stages - stage) + math.ceil(2 * (stages - 1 - stage) * delay / compute) for stage in range(stages)]
-    return [min(microbatches, depth) for depth in wanted]
+    turns = math.ceil(2 * delay / compute)
+    return [min(microbatches, (stages - stage) + (stages - 1 - stage) * turns) for stage in range(stages)]
 
 
 def compute_order(depth: int, microbatches: int) -> list[tuple[str, int]]:

@@ -45,20 +45,22 @@ class StaticStage(PipelineStage):
         return torch.ones(1, dtype=torch.int32)
 
 
+def example_inputs(module: EngineModule, codec: Codec, batch: int) -> tuple[Tensor, ...]:
+    """Return tensors of the form a stage receives: ids, and behind the first stage a payload."""
+    plan, model, device = module.stage.plan, module.stage.model, module.stage.cosine_TS.device
+    ids = torch.zeros(batch, model.context + 1, dtype=IDS_DTYPE, device=device)
+    return (ids,) if plan.first else (ids, *example_payload(codec, batch, device))
+
+
+def example_payload(codec: Codec, batch: int, device: torch.device) -> tuple[Tensor, ...]:
+    specs = codec.spec(batch, codec.model.context).tensors
+    return tuple(torch.zeros(spec.shape, dtype=spec.dtype, device=device, requires_grad=True) for spec in specs)
+
+
 def static_stage(module: EngineModule, codec: Codec, batch: int, group: ProcessGroup) -> StaticStage:
     """Wrap a stage with the forms of its inputs and outputs for microbatches of `batch` sequences."""
-    plan, model = module.stage.plan, module.stage.model
-    device = module.stage.cosine_TS.device
-    ids = torch.zeros(batch, model.context + 1, dtype=IDS_DTYPE, device=device)
-    specs = codec.spec(batch, model.context).tensors
-    payload = tuple(torch.zeros(spec.shape, dtype=spec.dtype, device=device, requires_grad=True) for spec in specs)
+    plan, device = module.stage.plan, module.stage.cosine_TS.device
+    inputs = example_inputs(module, codec, batch)
     loss = torch.zeros((), dtype=module.stage.cosine_TS.dtype, device=device, requires_grad=True)
-    return StaticStage(
-        module,
-        plan.index,
-        plan.count,
-        device,
-        input_args=(ids,) if plan.first else (ids, *payload),
-        output_args=loss if plan.last else (ids, *payload),
-        group=group,
-    )
+    outputs = loss if plan.last else (inputs[0], *example_payload(codec, batch, device))
+    return StaticStage(module, plan.index, plan.count, device, input_args=inputs, output_args=outputs, group=group)

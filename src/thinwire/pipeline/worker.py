@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,8 +23,8 @@ from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.pipeline import build_codec
 from thinwire.pipeline.schedule import ScheduleName, depths
 
-SETTLED_STEP = 1
-"""The step whose times decide the depth of the schedule: the first one also pays for start-up."""
+START, EVALUATION = -2, -1
+"""Numbers of outcomes that belong to no step."""
 PROBE_BYTES = 64 * 2**10
 
 
@@ -56,8 +55,8 @@ class WorkerPipeline:
         self.engine = Engine(stage, self.codec, group, self.microbatch, config.pipeline.microbatches, config.train.dtype)
         self.delay_seconds = self._measure_delay(links.right)
         self.runs = 0
-        self.compute_seconds = 0.0
-        self._schedule(0.0, 1.0)
+        self.sent_before: dict[str, int] = {}
+        self._schedule()
 
     def _share_basis(self, stage: Stage) -> None:
         """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
@@ -81,11 +80,14 @@ class WorkerPipeline:
         size = sum(slot.spec.size(slot.direction) for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
         return rtt / 2 + size / rate
 
-    def _schedule(self, delay: float, compute: float) -> None:
-        """Make the schedule anew, as deep as the link and compute times ask for."""
+    def _schedule(self) -> None:
+        """Make the schedule, as deep as the slowest link and stage ask for; all stages must agree on it."""
+        measured = Outcome(START, None, 0.0, compute_seconds=self.engine.measure(), delay_seconds=self.delay_seconds)
+        slowest = self.control.settle(measured)
         wanted = self.config.pipeline.schedule
         name: ScheduleName = "depth" if wanted == "auto" else wanted
-        self.in_flight = depths(self.stages[0].plan.count, self.config.pipeline.microbatches, delay, compute)
+        stages, microbatches = self.stages[0].plan.count, self.config.pipeline.microbatches
+        self.in_flight = depths(stages, microbatches, slowest.delay_seconds, slowest.compute_seconds)
         self.engine.rebuild(name, self.in_flight)
 
     def _begin(self, counting: bool) -> None:
@@ -96,20 +98,11 @@ class WorkerPipeline:
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
         self._begin(counting=True)
-        before = sum(port.meter.wait_seconds for port in self.ports.values())
-        started = time.perf_counter()
-        loss = self.engine.step(batch_BT1, step, first_sample)
-        waited = sum(port.meter.wait_seconds for port in self.ports.values()) - before
-        self.compute_seconds = (time.perf_counter() - started - waited) / self.config.pipeline.microbatches
-        return loss
+        return self.engine.step(batch_BT1, step, first_sample)
 
     def settle(self, own: Outcome) -> Outcome:
-        """Agree with all stages on the outcome of a step, and after the second one on the depth of the schedule."""
-        measured = Outcome(own.step, own.loss, own.squared_norm, own.stop, self.compute_seconds, self.delay_seconds)
-        outcome = self.control.settle(measured)
-        if self.runs == SETTLED_STEP + 1 and self.config.pipeline.schedule in ("auto", "depth"):
-            self._schedule(outcome.delay_seconds, outcome.compute_seconds)
-        return outcome
+        """Agree with all stages on the outcome of a step."""
+        return self.control.settle(own)
 
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, rows: int) -> float:
@@ -121,7 +114,7 @@ class WorkerPipeline:
             losses = self.engine.evaluate(part)
             used = min(size, rows - start) // self.microbatch
             total += sum(losses[:used])
-        own = Outcome(-1, total * self.microbatch / rows if self.stages[0].plan.last else None, 0.0)
+        own = Outcome(EVALUATION, total * self.microbatch / rows if self.stages[0].plan.last else None, 0.0)
         loss = self.control.settle(own).loss
         assert loss is not None
         return loss
@@ -137,6 +130,16 @@ class WorkerPipeline:
 
     def link_meters(self) -> list[dict[str, Any]]:
         return [port.link.meter.snapshot() for port in self.ports.values()]
+
+    def link_figures(self, seconds: float) -> dict[str, float]:
+        """Return the Mbit/s sent to each neighbour during a step, socket bytes counted."""
+        figures = {}
+        for side, link in (("left", self.control.left), ("right", self.control.right)):
+            if link is not None:
+                sent = link.meter.sent.socket
+                figures[f"{side}_mbps"] = (sent - self.sent_before.get(side, 0)) * 8e-6 / seconds
+                self.sent_before[side] = sent
+        return figures
 
     def next_basis(self) -> Tensor:
         """Receive the basis that the last stage proposes, or propose it."""

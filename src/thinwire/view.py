@@ -1,0 +1,74 @@
+"""What the supervisor shows while workers train: a live table of stages and links on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from thinwire.config import RunConfig
+from thinwire.link.profile import find_profile
+from thinwire.model.cut import cut_layers
+from thinwire.track import Progress
+
+SPANS = ("compute", "encode", "wait", "decode")
+
+
+class RunView:
+    """Take the values of every stage's steps and show them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
+        self.latest: dict[int, Mapping[str, Any]] = {}
+        self.rate = find_profile(config.link.profile).up_mbps
+        self.terminal = sys.stdout.isatty()
+        self.progress = Progress(config.train.steps, stream=io.StringIO() if self.terminal else None)
+        self.live = Live(self.table(), console=Console(), refresh_per_second=4) if self.terminal else None
+
+    def __enter__(self) -> RunView:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.close()
+        if self.live:
+            self.live.update(self.table())
+            self.live.stop()
+
+    def log(self, stage: int, step: int, values: Mapping[str, Any]) -> None:
+        """Take what a stage says of a step."""
+        self.latest[stage] = {"step": step, **values}
+        if stage == 0:
+            self.progress.log(step, values)
+        if self.live:
+            self.live.update(self.table())
+
+    def table(self) -> Group:
+        """Draw the state of all stages."""
+        table = Table(title=f"{self.config.codec.name} over {self.config.link.profile}")
+        for heading in ("stage", "layers", "step", *SPANS, "to the next", "to the previous"):
+            table.add_column(heading, justify="left" if heading == "stage" else "right")
+        for stage, layers in enumerate(self.ranges):
+            values = self.latest.get(stage, {})
+            total = sum(values.get(f"{span}_seconds", 0.0) for span in SPANS)
+            shares = [f"{100 * values[f'{span}_seconds'] / total:.0f} %" if total else "" for span in SPANS]
+            name = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else str(layers.start)
+            sides = [self.rate_text(values.get(f"{side}_mbps")) for side in ("right", "left")]
+            table.add_row(str(stage), name, str(values.get("step", "")), *shares, *sides)
+        line = Text(self.progress.describe(self.progress.clock()) if self.progress.first else "starting the workers")
+        return Group(table, line)
+
+    def rate_text(self, mbps: float | None) -> str:
+        """Write a rate, with its share of the line where the line has a limit."""
+        if mbps is None:
+            return ""
+        share = f" ({100 * mbps / self.rate:.0f} %)" if self.rate else ""
+        return f"{mbps:.2f} Mbit/s{share}"
