@@ -47,7 +47,7 @@ def report(results: dict[str, tuple[dict, list[dict]]], arguments: argparse.Name
         table.add_column(heading, justify="left" if heading == "codec" else "right")
     for codec, (summary, lines) in results.items():
         reached = seconds_to(lines, target)
-        use = max(line.get("right_mbps", 0.0) for line in lines[1:] or lines)
+        use = 8e-6 * summary["socket_bytes"] / summary["seconds"] / (2 * (summary["stages"] - 1))
         table.add_row(
             codec,
             str(summary["steps"]),
@@ -84,9 +84,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=50.0, help="training time of each side")
     parser.add_argument("--profile", default="dsl_2mbps", help="link profile to emulate")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for both runs and the picture; emptied first")
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the runs and the picture")
     arguments = parser.parse_args()
-    shutil.rmtree(arguments.out, ignore_errors=True)
+    for codec in SIDES:
+        shutil.rmtree(arguments.out / codec, ignore_errors=True)
     console = Console()
     results = {}
     for codec in SIDES:

@@ -52,7 +52,7 @@ class Order:
     forward_seconds: float = 0.05
     backward_seconds: float = 0.1
     sides: tuple[str, ...] = ("thinwire",)
-    """`thinwire`, with `-cubic` or `-bbr` for a congestion control, `gloo-1f1b`, `gloo-interleaved`."""
+    """`thinwire`, `thinwire-bbr`, `thinwire-cubic` (congestion control), `gloo-1f1b`, `gloo-interleaved`."""
     steps: int = 3
     """Timed steps of each side, after two of warm-up."""
     stage: int = 0
@@ -154,12 +154,13 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     for towards, link in ((-1, links.left), (1, links.right)):
         if link is not None:
             ports[order.stage + towards] = Port(link, codec, 1, CONTEXT, downstream=towards > 0, version=lambda: 0)
-            facts = {"congestion": link.congestion}
+    meter = next(iter(ports.values())).link.meter
+    facts = {"congestion": next(iter(ports.values())).link.congestion, "opened": meter.snapshot()}
     engine = Engine(stage, codec, open_group(order.stage, order.stages, ports), 1, order.microbatches)
     facts["in_flight"] = depths(order.stages, order.microbatches, order.delay_seconds, order.forward_seconds + order.backward_seconds)
     engine.rebuild("depth", facts["in_flight"])
     seconds = time_steps(engine, order, ports, batch)
-    facts["meters"] = [port.link.meter.snapshot() for port in ports.values()]
+    facts["done"] = meter.snapshot()
     return facts | {"seconds": seconds, "close": lambda: (close_group(), mine.close())}
 
 

@@ -46,7 +46,7 @@ def main() -> None:
             )
             found = run_sides(order)
             for row in found.values():
-                row.pop("meters", None)
+                row.pop("opened", None), row.pop("done", None)
             rows.append({"stages": stages, "rtt_ms": rtt, "bound": order.bound_seconds, "sides": found})
             cells = [f"{row['median']:.3f} ({100 * order.bound_seconds / row['median']:.1f} %)" for row in found.values()]
             speed = found["gloo-1f1b"]["median"] / found["thinwire"]["median"] if len(found) == len(SIDES) else float("nan")

@@ -19,6 +19,7 @@ import torch
 from thinwire.files import write_atomic
 from thinwire.pipeline.pipeline import build_pipeline
 from thinwire.settings import parse_train
+from thinwire.track import Progress
 from thinwire.train import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "learn"
@@ -35,7 +36,8 @@ def run(name: str) -> None:
     with tempfile.TemporaryDirectory(prefix="thinwire-learn-") as folder:
         path = Path(folder) / "run"
         config = parse_train([*words, "--run", str(path)]).config
-        summary = Trainer(config, path, build_pipeline(config, torch.device("cpu"))).run()
+        with Progress(config.train.steps) as progress:
+            summary = Trainer(config, path, build_pipeline(config, torch.device("cpu")), trackers=[progress]).run()
         lines = [json.loads(line) for line in (path / "metrics" / "stage-all.jsonl").read_text().splitlines()]
     curve = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} | {summary["steps"]: summary["val_loss"]}
     RESULTS.mkdir(parents=True, exist_ok=True)

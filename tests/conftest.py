@@ -1,5 +1,28 @@
-"""One torch thread: several threads beside other processes are slower than one."""
+"""One torch thread: several threads beside other processes are slower than one. Workers and identities for the whole session."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 import torch
+from workers import Pool
+
+from thinwire.link.tls import Identity, make_identity
 
 torch.set_num_threads(1)
+MOST_STAGES = 8
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+@pytest.fixture(scope="session")
+def identities(tmp_path_factory) -> list[Identity]:
+    folder: Path = tmp_path_factory.mktemp("stages")
+    return [make_identity(folder / str(stage), f"stage-{stage}") for stage in range(MOST_STAGES)]

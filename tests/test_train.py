@@ -12,41 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from runs import train, write_config
 
 from thinwire import cli
 
-CONFIG = """
-[model]
-vocabulary = 300
-width = 32
-layers = 4
-heads = 4
-kv_heads = 2
-ffn = 48
-context = 16
-
-[data]
-source = {source}
-cache = {cache}
-
-[train]
-steps = 6
-batch = 4
-rate = 0.003
-warmup = 2
-checkpoint_every = 2
-validate_every = 4
-validation_sequences = 8
-
-[pipeline]
-stages = 2
-microbatches = 2
-mode = "inprocess"
-
-[codec]
-name = "subspace"
-rank = 6
-"""
 SUMMARY = """steps tokens seconds tokens_per_second final_loss val_loss trainable_parameters codec stages model_sha256
 bytes_per_token_forward bytes_per_token_backward framed_bytes socket_bytes compression link peak_rss_bytes weights_sha256"""
 
@@ -58,18 +27,7 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def config(tmp_path, cache) -> str:
-    text = tmp_path / "text.txt"
-    text.write_text(
-        "".join(f"{number} plus {number % 7} is {number + number % 7}, said the {number % 5} of them.\n" for number in range(600))
-    )
-    path = tmp_path / "tiny.toml"
-    path.write_text(CONFIG.format(source=json.dumps(str(text)), cache=json.dumps(str(cache))))
-    return str(path)
-
-
-def train(config: str, run: Path, *words: str) -> dict:
-    assert cli.main(["train", "--config", config, "--run", str(run), "--train.threads", "1", *words]) == 0
-    return json.loads((run / "summary.json").read_text())
+    return write_config(tmp_path, cache)
 
 
 def test_summary_and_run_folder(config, tmp_path):

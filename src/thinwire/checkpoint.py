@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 
 FORMAT = 1
+STEP_NAME = re.compile(r"step-\d{6,}")
 KEEP = 2
 """Complete checkpoints that stay; older ones are deleted."""
 
@@ -73,6 +75,7 @@ def save_stage(folder: Path, stage: Stage, optimizer: StageOptimizer, position: 
         os.fsync(file.fileno())
     manifest = {"format": FORMAT, "stage": stage.plan.index, "stages": stage.plan.count, "layers": list(stage.plan.layers), **facts}
     manifest |= asdict(position) | {"sha256": file_sha256(partial), "basis_version": stage.stream.version}
+    path.with_suffix(".json").unlink(missing_ok=True)  # of the same step, before a resume: it must not vouch for these tensors
     partial.replace(path)
     write_atomic(path.with_suffix(".json"), json.dumps(manifest, indent=1).encode())
 
@@ -84,22 +87,40 @@ def _tensors(stage: Stage, optimizer: StageOptimizer | None) -> dict[str, Tensor
 
 def steps(run: Path) -> list[Path]:
     """List checkpoint folders, oldest first."""
-    return sorted((run / "checkpoints").glob("step-*"))
+    folders = (run / "checkpoints").glob("step-*")
+    return sorted((folder for folder in folders if STEP_NAME.fullmatch(folder.name)), key=step_of)
 
 
-def is_complete(folder: Path, count: int) -> bool:
-    """Tell whether every stage's part was written to the end."""
-    return all((folder / f"stage-{index}{ending}").exists() for index in range(count) for ending in (".json", ".safetensors"))
+def step_of(folder: Path) -> int:
+    """Return the step of a checkpoint folder."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def is_complete(folder: Path, indices: Iterable[int]) -> bool:
+    """Tell whether the parts of the given stages were written to the end."""
+    return all((folder / f"stage-{index}{ending}").exists() for index in indices for ending in (".json", ".safetensors"))
+
+
+def complete_steps(run: Path, indices: Iterable[int]) -> list[int]:
+    """List the steps at which the parts of the given stages are here."""
+    indices = list(indices)
+    return [step_of(folder) for folder in steps(run) if is_complete(folder, indices)]
+
+
+def common(run: Path, lists: list[list[int]], count: int) -> Path:
+    """Return the newest checkpoint that is in the list of every process: each machine of a run keeps only its own stages' parts."""
+    shared = set.intersection(*map(set, lists))
+    if not shared:
+        raise ValueError(
+            f"{run} holds no complete checkpoint of {count} stages; copy the parts of stages that ran elsewhere here, "
+            "or start a new run with another --run"
+        )
+    return run / "checkpoints" / f"step-{max(shared):06d}"
 
 
 def newest(run: Path, count: int) -> Path:
-    """Return the newest complete checkpoint of a run with `count` stages."""
-    complete = [folder for folder in steps(run) if is_complete(folder, count)]
-    if not complete:
-        raise ValueError(
-            f"{run} holds no complete checkpoint of {count} stages; start it again without --resume, into another --run folder"
-        )
-    return complete[-1]
+    """Return the newest complete checkpoint of a run with `count` stages, all of them here."""
+    return common(run, [complete_steps(run, range(count))], count)
 
 
 def load(folder: Path, stages: list[Stage], optimizers: list[StageOptimizer] | None, facts: dict[str, str]) -> Position:

@@ -21,7 +21,7 @@ from thinwire.config import RunConfig
 
 CONFIG_FILE = "config.toml"
 DEFAULT_CODEC = "subspace"
-LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.threads", "train.checkpoint_every"})
+LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.threads"})
 LOCAL |= {"link.profile", "link.pace_mbps", "link.ping_seconds", "link.silent_seconds", "link.reconnect_seconds", "pipeline.mode"}
 """Fields that each machine or each start may choose for itself: they do not change what is learnt."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false", type(None): "left out"}

@@ -65,13 +65,13 @@ def evaluate(command: EvalCommand) -> dict[str, float | int | None]:
 
 
 def _source(data: DataConfig, command: EvalCommand) -> DataConfig:
-    """Return what to read: the run's own source, or another one through the run's tokenizer."""
-    if command.source is None:
-        return data
+    """Return what to read: the run's own source or another one, through the run's own tokenizer where it has one."""
     tokenizer = command.run / TOKENIZER_FILE
-    if not tokenizer.is_file():
-        return replace(data, source=command.source)
-    return replace(data, source=command.source, tokenizer=str(tokenizer))
+    return replace(
+        data,
+        source=data.source if command.source is None else command.source,
+        tokenizer=str(tokenizer) if tokenizer.is_file() else data.tokenizer,
+    )
 
 
 def main(argv: list[str]) -> None:

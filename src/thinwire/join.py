@@ -14,14 +14,16 @@ from pathlib import Path
 import torch
 
 from thinwire.config import RunConfig
+from thinwire.link.errors import LinkError
 from thinwire.link.roster import Place, Roster, read_roster
 from thinwire.link.tls import Identity, load_identity
+from thinwire.pipeline.backend import close_group
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.pipeline.worker import WorkerPipeline
 from thinwire.settings import parse_join
 from thinwire.track import Progress, Tracker
-from thinwire.train import Trainer
+from thinwire.train import Stop, Trainer, how_to_go_on
 
 
 def main(argv: list[str]) -> None:
@@ -29,8 +31,25 @@ def main(argv: list[str]) -> None:
     command = parse_join(argv)
     roster = read_roster(command.roster)
     identity = load_identity(command.keys)
-    with Progress(command.config.train.steps) as progress:
-        summary = train_stage(command.config, roster, identity, command.stage, command.run, resume=command.resume, trackers=[progress])
+    stop = Stop()
+    try:
+        with Progress(command.config.train.steps) as progress:
+            summary = train_stage(
+                command.config,
+                roster,
+                identity,
+                command.stage,
+                command.run,
+                resume=command.resume,
+                trackers=[progress],
+                stop=stop,
+                listen=command.listen,
+            )
+    except LinkError as error:
+        raise ValueError(str(error)) from error
+    if summary["steps"] < command.config.train.steps:
+        words = f"{command.roster} --stage {command.stage} --keys {command.keys} --run {command.run}"
+        print(how_to_go_on(summary, f"thinwire join {words} --resume (on every machine)"))
     print(f"stage {command.stage} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
 
 
@@ -43,7 +62,8 @@ def train_stage(
     *,
     resume: bool = False,
     trackers: Sequence[Tracker] = (),
-    threads: int | None = None,
+    stop: Stop | None = None,
+    listen: str | None = None,
 ) -> dict:
     """Train one stage in step with the others of the roster; return the run's summary."""
     if not 0 <= stage < config.pipeline.stages:
@@ -56,16 +76,14 @@ def train_stage(
             f"the roster's certificate for {place} is not that of {identity.certificate_path}; "
             "use the keys it was made with, or write the roster again with this certificate"
         )
-    if threads and not config.train.threads:
-        torch.set_num_threads(threads)
-    neighbours = Neighbours(roster, identity, place, run_name(roster), incarnation=incarnation())
+    torch.set_num_threads(config.train.threads or torch.get_num_threads())
+    neighbours = Neighbours(roster, identity, place, run_name(roster), incarnation=incarnation(), listen=listen)
     try:
         pipeline = WorkerPipeline(config, stage, neighbours, choose_device(config.device))
-        summary = Trainer(config, run, pipeline, resume=resume, trackers=trackers).run()
-        pipeline.close()
+        return Trainer(config, run, pipeline, resume=resume, trackers=trackers, stop=stop).run()
     finally:
+        close_group()
         neighbours.close()
-    return summary
 
 
 def run_name(roster: Roster) -> str:

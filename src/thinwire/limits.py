@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from thinwire.config import ModelConfig, RunConfig
 from thinwire.link.profile import find_profile
-from thinwire.model.cut import cut_layers
+from thinwire.model.cut import constrained_layers, cut_layers
 
 LARGEST_SEED = 2**63 - 1
 LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -48,7 +48,8 @@ def check(config: RunConfig) -> None:
     check_pipeline(config)
     from thinwire.codecs import registry  # not at the top: it imports torch
 
-    registry.build(config.codec, config.model)
+    if registry.build(config.codec, config.model).constrains:
+        constrained_layers(config.model, cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split))
     check_workers(config)
 
 

@@ -119,7 +119,8 @@ class StageOptimizer:
         """Put state back; memory is torch's own, so that the bits of later steps do not depend on a file's alignment."""
         for key, tensor in tensors.items():
             name, _, label = key.rpartition("/")
-            self._state_of(self.named[name])[label] = tensor.clone()
+            parameter = self.named[name]
+            self._state_of(parameter)[label] = tensor.clone() if label == "step" else tensor.to(parameter.device, copy=True)
 
 
 def clip_scale(norm: float, clip: float) -> float:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, LOCAL, flatten, from_toml, load, near, read, shared_hash, to_toml
 from thinwire.limits import check
+from thinwire.model.cut import cut_layers
 
 __all__ = ["JoinCommand", "TrainCommand", "check", "flatten", "from_toml", "load", "parse_join", "parse_train", "shared_hash", "to_toml"]
 
@@ -43,7 +44,7 @@ def parse_train(argv: list[str]) -> TrainCommand:
         if run.exists():
             raise ValueError(f"the run folder {run} exists; choose another with --run DIR, or add --resume to go on with that run")
     check(config)
-    return TrainCommand(config=config, run=run, resume="resume" in words)
+    return TrainCommand(config=resolve(config), run=run, resume="resume" in words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class JoinCommand(TrainCommand):
     roster: Path
     keys: Path
     stage: int
+    listen: str | None
 
 
 def parse_join(argv: list[str]) -> JoinCommand:
@@ -65,11 +67,18 @@ def parse_join(argv: list[str]) -> JoinCommand:
     own.add_argument("roster", type=Path, help="roster file that every worker has (`thinwire roster`)")
     own.add_argument("--stage", type=int, required=True, help="stage that this machine runs, from 0")
     own.add_argument("--keys", type=Path, default=Path("keys"), help="folder that `thinwire keys` made here (default: keys)")
+    own.add_argument("--listen", help="address to listen on if it is not the roster's, such as 0.0.0.0:29400 behind a forwarded port")
+    if argv and argv[0].startswith("--") and argv[0] != "--help":
+        raise ValueError(
+            f"the first word after `thinwire join` is the roster file, not {argv[0]}; write: thinwire join ROSTER --stage N ..."
+        )
     mine, rest = own.parse_known_args(argv)
     if "run" not in scan(rest):
         rest += ["--run", f"runs/stage-{mine.stage}"]
     train = parse_train([*rest, "--pipeline.mode", "workers"])
-    return JoinCommand(config=train.config, run=train.run, resume=train.resume, roster=mine.roster, keys=mine.keys, stage=mine.stage)
+    return JoinCommand(
+        config=train.config, run=train.run, resume=train.resume, roster=mine.roster, keys=mine.keys, stage=mine.stage, listen=mine.listen
+    )
 
 
 def scan(argv: list[str]) -> dict[str, str | None]:
@@ -102,6 +111,16 @@ def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> Run
     description = "Train a model. Every field of the config can be overridden; --codec.name NAME --help lists that codec's options."
     given = tyro.cli(kind, prog="thinwire train", description=description, args=argv, default=default, use_underscores=True)
     return RunConfig(**{entry.name: getattr(given, entry.name) for entry in fields(RunConfig)})
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Write down how many layers are free, so that another cut of the same settings is the same network."""
+    from thinwire.codecs import registry  # not at the top: it imports torch
+
+    if config.model.free_layers is not None or not registry.find(config.codec.name).constrains:
+        return config
+    last = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)[-1]
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, free_layers=len(last)))
 
 
 def words_of(codec_options: type) -> Any:
@@ -150,7 +169,7 @@ def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConf
     """Find the run to go on with and its settings, changed only where a started run can change."""
     named, placed = words.get("config"), words.get("run")
     # The same command with --resume added must work: so a config that is named has to say what the run's own settings say.
-    wanted = parse(argv, words, load(named or DEFAULT_CONFIG)) if named or not placed else None
+    wanted = resolve(parse(argv, words, load(named or DEFAULT_CONFIG))) if named or not placed else None
     run = run_folder(words, wanted)
     if not (run / CONFIG_FILE).is_file():
         raise ValueError(f"cannot resume: {run / CONFIG_FILE} does not exist; check --run, or leave --resume out to start a new run")

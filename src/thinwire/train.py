@@ -46,14 +46,23 @@ def main(argv: list[str]) -> None:
     else:
         pipeline = build_pipeline(config, choose_device(config.device))
         with Progress(config.train.steps) as progress:
-            summary = Trainer(config, command.run, pipeline, resume=command.resume, trackers=[progress]).run()
+            stop = Stop()
+            summary = Trainer(config, command.run, pipeline, resume=command.resume, trackers=[progress], stop=stop).run()
+    if summary["steps"] < config.train.steps:
+        print(how_to_go_on(summary, f"thinwire train --run {command.run} --resume"))
     print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")
 
 
-class Stop:
-    """Remember that someone asked the run to end."""
+def how_to_go_on(summary: dict, command: str) -> str:
+    """Say what to type after a stop."""
+    return f"stopped at step {summary['steps']}; go on with: {command}"
 
-    def __init__(self) -> None:
+
+class Stop:
+    """Remember that someone asked the run to end: by a signal, or a supervisor where one stands between."""
+
+    def __init__(self, supervised: bool = False) -> None:
+        self.supervised = supervised
         self.asked = False
 
     def ask(self, number: int, frame: object) -> None:
@@ -64,7 +73,8 @@ class Stop:
     @contextmanager
     def listening(self):
         """Turn SIGINT and SIGTERM into a wish to stop; a second Ctrl-C stops at once."""
-        before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = () if self.supervised else (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.ask) for number in numbers}
         try:
             yield
         finally:
@@ -83,6 +93,7 @@ class Trainer:
         *,
         resume: bool = False,
         trackers: Sequence[Tracker] = (),
+        stop: Stop | None = None,
     ) -> None:
         """Get everything ready; `trackers` are shown each step, beside the metrics file, and closed by whoever made them."""
         self.config, self.folder, self.pipeline, self.trackers = config, folder, pipeline, trackers
@@ -90,7 +101,10 @@ class Trainer:
             torch.set_num_threads(config.train.threads)
         self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
         self.data: Data | None = open_data(config.data, config.model, config.seed) if self.first else None
-        about = pipeline.announce(self._describe_data())
+        about = pipeline.announce(self._describe_data(resume))
+        if about["resume"] != resume:
+            here, there = ("with", "without") if resume else ("without", "with")
+            raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
         self.validation_rows: int = about["validation_rows"]
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
         # The number of steps may grow when a run is resumed.
@@ -98,19 +112,22 @@ class Trainer:
         self.facts = {"config": shared_hash(fixed), "data": about["data"]}
         self.position = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
-        self.stop = Stop()
+        self.stop = stop or Stop()
         if resume:
-            newest = checkpoint.newest(folder, pipeline.stages[0].plan.count)
+            mine = checkpoint.complete_steps(folder, [stage.plan.index for stage in pipeline.stages])
+            newest = checkpoint.common(folder, pipeline.gather_values(mine), pipeline.stages[0].plan.count)
             self.position = checkpoint.load(newest, pipeline.stages, self.optimizers, self.facts)
+            if self.position.step >= config.train.steps:
+                raise ValueError(f"{folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
         self.started_at = self.position
         self._write_folder()
 
-    def _describe_data(self) -> dict | None:
+    def _describe_data(self, resume: bool) -> dict | None:
         """Tell the other stages what they need to know of the data that only stage 0 has."""
         if self.data is None:
             return None
         self.validation = validation_batch(self.data, self.config.train.validation_sequences, self.pipeline.microbatch)
-        return {"data": self.data.fingerprint, "validation_rows": len(self.validation)}
+        return {"data": self.data.fingerprint, "validation_rows": len(self.validation), "resume": resume}
 
     def _write_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -139,8 +156,6 @@ class Trainer:
                     self.save()
             self.save()
             val_loss = self.validate()
-        if self.stop.asked and self.first:
-            print(f"stopped at step {self.position.step}; go on with: thinwire train --run {self.folder} --resume")
         summary = self.summary(loss, val_loss)
         if self.first:
             write_atomic(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
@@ -149,6 +164,7 @@ class Trainer:
     def step(self) -> tuple[dict[str, float], bool]:
         """Do one optimizer step; return what to log, and whether to stop."""
         train, step = self.config.train, self.position.step
+        self.pipeline.waits.take_seconds()  # what start-up or a validation has waited for is not this step's
         started = time.perf_counter()
         first_sample = step * train.batch
         batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, train.batch))

@@ -56,6 +56,8 @@ class TensorSpec:
     dtype: torch.dtype
     forward_bytes: int
     backward_bytes: int
+    exact: bool = True
+    """Whether it always takes that many bytes, or any number up to them."""
 
     @classmethod
     def raw(cls, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
@@ -104,6 +106,8 @@ class Codec:
     """A boundary method. The defaults send the stream itself; override what differs."""
 
     Options: type[CodecOptions] = Options
+    constrains = False
+    """Whether all but the free layers of the model are bound by this codec."""
 
     def __init__(self, options: CodecOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         self.options = options

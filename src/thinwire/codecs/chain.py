@@ -40,6 +40,7 @@ class Chain(Codec):
         super().__init__(first.options, first.model, seed=first.seed, compute=first.compute)
         first.wire_dtype = first.compute
         self.first, self.second = first, second
+        self.constrains = first.constrains
         self.parts = len(second.spec(1, 1).tensors)
 
     @property

@@ -6,6 +6,7 @@ The network itself is constrained (`stream`), so the boundary is exact: what cro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ class SubspaceOptions(Options):
 
     rank: int = 16
     """Coordinates per token, K; at most the model width."""
-    fixed_scale: float = 2.0
+    fixed_scale: float = 4.0
     """Size of the frozen token features, +-scale."""
     fixed_cache_mb: float = 64.0
     """Keep the table of frozen features if it is no larger than this; 0 computes them from the hash each time."""
@@ -47,8 +48,13 @@ class Subspace(Codec):
         super().__init__(options, model, seed=seed, compute=compute)
         if not 1 <= options.rank <= model.width:
             raise ValueError(f"codec.rank is {options.rank}; it can be 1 to the model width, {model.width}")
+        for name, limit in (("fixed_scale", 1e-30), ("fixed_cache_mb", 0), ("drift_every", 0), ("drift_rate", 1e-30)):
+            if not limit <= getattr(options, name) < math.inf:
+                raise ValueError(f"codec.{name} is {getattr(options, name)}; choose a number {'above' if limit else 'of at least'} 0")
         for name, value in leaving_the_subspace(model).items():
             raise ValueError(f"model.{name} = {value} would leave the subspace; turn it off or choose another codec, such as dense")
+
+    constrains = True
 
     @property
     def width(self) -> int:

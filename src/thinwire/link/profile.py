@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """The line of one worker to the internet."""
+    """The line under each link of a worker."""
 
     name: str
     up_mbps: float | None = None

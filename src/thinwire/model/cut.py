@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.config import ModelConfig
+
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -33,6 +35,18 @@ def cut_layers(layers: int, stages: int, split: str | None = None) -> list[range
         raise ValueError(f"pipeline.split {split!r} adds up to {sum(counts)} layers, the model has {layers}; each stage needs at least one")
     starts = [sum(counts[:index]) for index in range(stages)]
     return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+
+
+def constrained_layers(model: ModelConfig, ranges: list[range]) -> int:
+    """Count the layers that a constraining codec binds: all but the free ones, which fill the last stage unless the model says."""
+    last = len(ranges[-1])
+    free = last if model.free_layers is None else model.free_layers
+    if free > last:
+        raise ValueError(
+            f"model.free_layers is {free} but the last stage has {last} layers; no boundary can stand between free layers: "
+            f"give the last stage at least {free} (pipeline.split)"
+        )
+    return model.layers - free
 
 
 def parse_split(split: str) -> list[int]:

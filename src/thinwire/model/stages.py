@@ -12,20 +12,10 @@ from torch.nn import functional
 
 from thinwire.codecs.base import Codec, Context
 from thinwire.config import ModelConfig
-from thinwire.model.cut import StagePlan
+from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.llama import Block, Dropout, Pass, RMSNorm, rotary_tables
 from thinwire.model.stream import Stream
-
-
-def constrained_layers(model: ModelConfig, plans: list[StagePlan]) -> int:
-    """Count the layers that a constraining codec binds: all but the free ones, which fill the last stage unless the model says."""
-    free = len(plans[-1].layers) if model.free_layers is None else model.free_layers
-    if free > len(plans[-1].layers):
-        raise ValueError(
-            f"model.free_layers is {free} but the last stage has {len(plans[-1].layers)} layers; no boundary can stand between free "
-            f"layers: give the last stage at least {free} (pipeline.split)"
-        )
-    return model.layers - free
+from thinwire.noise import key
 
 
 class Stage(nn.Module):
@@ -47,20 +37,24 @@ class Stage(nn.Module):
         if plan.last:
             self.norm = RMSNorm(model.width, model.norm_eps)
             self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
-        entry, exit = codec.ends(plan)
+        with torch.random.fork_rng(devices=[]):  # what ends draw at the start depends on the seed and their place alone
+            torch.manual_seed(key(seed, plan.layers.start))
+            entry, exit = codec.ends(plan)
         self.entries = nn.ModuleDict({str(plan.layers.start): entry} if entry else {})
         self.exits = nn.ModuleDict({str(plan.layers.stop): exit} if exit else {})
         self.to(codec.compute)
         cosine_TS, sine_TS = rotary_tables(model)
         self.register_buffer("cosine_TS", cosine_TS.to(codec.compute), persistent=False)
         self.register_buffer("sine_TS", sine_TS.to(codec.compute), persistent=False)
-        self.axes = self._coordinate_axes(codec.width)
+        self.axes = self._coordinate_axes()
         for name, parameter in self.named_parameters():
             self._initialise(name, parameter)
+        if model.tied_head and plan.first and plan.last:
+            self.head = TiedHead(self.embedding.weight)
 
-    def _coordinate_axes(self, width: int) -> dict[str, int]:
+    def _coordinate_axes(self) -> dict[str, int]:
         """Name the parameters that hold subspace coordinates and the axis (K) along which they do."""
-        if width == self.model.width:
+        if self.stream.basis() is None:
             return {}
         axes = {"embedding.weight": 1} if self.plan.first else {}
         for layer in self.plan.layers:
@@ -131,8 +125,8 @@ class TiedHead(nn.Module):
 
 def build_stage(model: ModelConfig, ranges: list[range], index: int, codec: Codec, seed: int) -> Stage:
     """Make one stage of a model that is cut into these ranges of layers."""
-    plans = [StagePlan(number, len(ranges), layers) for number, layers in enumerate(ranges)]
-    return Stage(model, plans[index], codec, constrained_layers(model, plans), seed)
+    constrained = constrained_layers(model, ranges) if codec.constrains else 0
+    return Stage(model, StagePlan(index, len(ranges), ranges[index]), codec, constrained, seed)
 
 
 def build_stages(model: ModelConfig, ranges: list[range], codec: Codec, seed: int) -> list[Stage]:

@@ -56,7 +56,8 @@ class Slot:
         """Say it in the link's words."""
         size = self.spec.size(self.direction)
         plain = size == TensorSpec.raw(self.spec.shape, self.spec.dtype).forward_bytes
-        return TensorForm(CODES[self.spec.dtype] if plain else Dtype.RAW, self.spec.shape, size)
+        code = CODES.get(self.spec.dtype, Dtype.RAW) if plain else Dtype.RAW
+        return TensorForm(code, self.spec.shape, size, self.spec.exact)
 
 
 def slots(codec: Codec, batch: int, context: int, direction: Direction) -> tuple[Slot, ...]:

@@ -6,12 +6,14 @@ The total rides ahead of the next step's first payload, so clipping by the globa
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, fields
 from typing import Any
 
 from thinwire.link.errors import ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
+from thinwire.pipeline.meter import Meter
 from thinwire.pipeline.outcome import Outcome
 
 
@@ -20,6 +22,7 @@ class Control:
 
     def __init__(self, left: Link | None, right: Link | None) -> None:
         self.left, self.right = left, right
+        self.meter = Meter()
 
     def settle(self, own: Outcome) -> Outcome:
         """Agree on the outcome of a step; every stage returns the same."""
@@ -57,7 +60,7 @@ class Control:
         link.send(Frame.make(Kind.STEP, json.dumps(message).encode(), epoch=link.epoch))
 
     def receive(self, link: Link) -> dict[str, Any]:
-        frame = link.receive(Channel.CONTROL)
+        frame = self._next(link)
         if frame.header.kind is not Kind.STEP:
             raise ProtocolError("kind", frame.header.kind.name, "STEP")
         try:
@@ -86,8 +89,15 @@ class Control:
             self.left.send(Frame.make(Kind.BASIS, data, epoch=self.left.epoch))
         return data
 
-    def _receive_basis(self, link: Link) -> bytes:
+    def _next(self, link: Link) -> Frame:
+        """Wait for the next control frame of a neighbour."""
+        started = time.perf_counter()
         frame = link.receive(Channel.CONTROL)
+        self.meter.wait_seconds += time.perf_counter() - started
+        return frame
+
+    def _receive_basis(self, link: Link) -> bytes:
+        frame = self._next(link)
         if frame.header.kind is not Kind.BASIS:
             raise ProtocolError("kind", frame.header.kind.name, "BASIS")
         return bytes(frame.payload)

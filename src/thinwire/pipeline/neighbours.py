@@ -32,8 +32,9 @@ class Links:
 class Neighbours:
     """Open and close the links of the worker at `place`."""
 
-    def __init__(self, roster: Roster, identity: Identity, place: Place, run: str, incarnation: int = 0) -> None:
+    def __init__(self, roster: Roster, identity: Identity, place: Place, run: str, incarnation: int = 0, listen: str | None = None) -> None:
         self.roster, self.identity, self.place, self.run, self.incarnation = roster, identity, place, run, incarnation
+        self.listen = listen
         self.listener: Listener | None = None
         self.links = Links(None, None)
 
@@ -44,9 +45,9 @@ class Neighbours:
         peers = {side: place for side, place in sides.items() if 0 <= place.stage < stages}
         options = link_options(config.link)
         if any(self._listens_for(place) for place in peers.values()):
-            mine = self.roster.worker(self.place)
-            assert mine.address is not None
-            self.listener = Listener(mine.address, self.identity, [self.roster.worker(place) for place in peers.values()], options)
+            address = self.listen or self.roster.worker(self.place).address
+            assert address is not None
+            self.listener = Listener(address, self.identity, [self.roster.worker(place) for place in peers.values()], options)
         opened = {side: self._link(place, config, codec, microbatch, options, downstream=side > 0) for side, place in peers.items()}
         self.links = Links(opened.get(-1), opened.get(1))
         for link in opened.values():

@@ -85,9 +85,6 @@ class Pipeline:
         """Return the basis that all stages go over to now."""
         return self.codec.propose_basis(self.stages[-1].stream)
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, rows: int | None = None) -> float:
         """Return the mean loss of a batch of `rows` sequences (all of them), boundaries included, without counting its bytes."""

@@ -49,13 +49,13 @@ class WorkerPipeline:
         }
         # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.
         self.traffic = Traffic([self.ports[index + 1].meter] if links.right else [])
-        self.waits = Traffic([port.meter for port in self.ports.values()])
+        self.waits = Traffic([self.control.meter, *(port.meter for port in self.ports.values())])
         self._share_basis(stage)
         group = open_group(index, len(ranges), self.ports)
         self.engine = Engine(stage, self.codec, group, self.microbatch, config.pipeline.microbatches, config.train.dtype)
         self.delay_seconds = self._measure_delay(links.right)
         self.runs = 0
-        self.sent_before: dict[str, int] = {}
+        self.sent_before: dict[int, int] = {}
         self._schedule()
 
     def _share_basis(self, stage: Stage) -> None:
@@ -98,6 +98,7 @@ class WorkerPipeline:
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
         self._begin(counting=True)
+        self.sent_before = {peer: port.link.meter.sent.socket for peer, port in self.ports.items()}
         return self.engine.step(batch_BT1, step, first_sample)
 
     def settle(self, own: Outcome) -> Outcome:
@@ -133,13 +134,11 @@ class WorkerPipeline:
 
     def link_figures(self, seconds: float) -> dict[str, float]:
         """Return the Mbit/s sent to each neighbour during a step, socket bytes counted."""
-        figures = {}
-        for side, link in (("left", self.control.left), ("right", self.control.right)):
-            if link is not None:
-                sent = link.meter.sent.socket
-                figures[f"{side}_mbps"] = (sent - self.sent_before.get(side, 0)) * 8e-6 / seconds
-                self.sent_before[side] = sent
-        return figures
+        index = self.stages[0].plan.index
+        return {
+            f"{'left' if peer < index else 'right'}_mbps": (port.link.meter.sent.socket - self.sent_before[peer]) * 8e-6 / seconds
+            for peer, port in self.ports.items()
+        }
 
     def next_basis(self) -> Tensor:
         """Receive the basis that the last stage proposes, or propose it."""

@@ -1,0 +1,187 @@
+"""What tests let worker processes do: one stage of a pipeline over links or over gloo, a whole training run, a command."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from thinwire.codecs import registry
+from thinwire.config import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.launch import free_ports
+from thinwire.link.link import Link
+from thinwire.link.roster import Place, Roster, Worker
+from thinwire.link.tls import Identity
+from thinwire.model.cut import cut_layers
+from thinwire.model.stages import build_stage
+from thinwire.pipeline.engine import Engine
+from thinwire.pipeline.neighbours import Neighbours
+from thinwire.pipeline.pipeline import build_codec
+from thinwire.pipeline.schedule import depths
+from thinwire.pipeline.worker import WorkerPipeline
+
+CPU = torch.device("cpu")
+EIGHT = ModelConfig(vocabulary=97, width=16, layers=8, heads=2, kv_heads=1, ffn=24, context=8)
+BATCH, MICROBATCHES = 8, 4
+OBJECT_CALLS = ("send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object")
+FIRST_SAMPLE = 24
+
+
+def run_config(stages: int, schedule: str, codec: dict, model: ModelConfig = EIGHT, dtype: str = "fp64", **link) -> RunConfig:
+    """Describe a small pipeline."""
+    options = registry.defaults(**{"dtype": dtype} | codec)
+    return RunConfig(
+        seed=3,
+        device="cpu",
+        model=model,
+        train=TrainConfig(batch=BATCH, dtype=dtype, threads=1),
+        pipeline=PipelineConfig(stages=stages, microbatches=MICROBATCHES, schedule=schedule),
+        codec=options,
+        link=LinkConfig(**link),
+    )
+
+
+def local_roster(identities: list[Identity], stages: int) -> Roster:
+    """Give each stage a free port of the loopback address."""
+    return Roster.of(
+        Worker(Place(0, stage), identities[stage].certificate, f"127.0.0.1:{port}") for stage, port in enumerate(free_ports(stages))
+    )
+
+
+def as_arrays(stage: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Return a stage's gradients by global name, in a form that travels through a pipe."""
+    return {name: parameter.grad.numpy().copy() for name, parameter in stage.named_parameters() if parameter.grad is not None}
+
+
+@contextlib.contextmanager
+def no_objects() -> Iterator[None]:
+    """Fail if torch sends or receives pickled objects."""
+    with contextlib.ExitStack() as stack:
+        for name in OBJECT_CALLS:
+            stack.enter_context(mock.patch.object(dist, name, side_effect=AssertionError(f"torch called {name}: it unpickles")))
+        yield
+
+
+@contextlib.contextmanager
+def link_pipeline(config: RunConfig, index: int, roster: Roster, identity: Identity) -> Iterator[WorkerPipeline]:
+    """Open one stage over links; close it whatever happens."""
+    neighbours = Neighbours(roster, identity, Place(0, index), "test")
+    try:
+        pipeline = WorkerPipeline(config, index, neighbours, CPU)
+        yield pipeline
+        pipeline.close()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        neighbours.close()
+
+
+@contextlib.contextmanager
+def gloo_engine(config: RunConfig, index: int, store: str) -> Iterator[Engine]:
+    """Open one stage over gloo, which does not pack."""
+    stages = config.pipeline.stages
+    files = dist.FileStore(store, stages)
+    dist.init_process_group("gloo", store=files, rank=index, world_size=stages, timeout=timedelta(seconds=30))
+    try:
+        codec = build_codec(config)
+        stage = build_stage(config.model, cut_layers(config.model.layers, stages, config.pipeline.split), index, codec, config.seed)
+        group = dist.distributed_c10d._get_default_group()
+        engine = Engine(stage, codec, group, BATCH // MICROBATCHES, MICROBATCHES, config.train.dtype)
+        engine.rebuild(config.pipeline.schedule, depths(stages, MICROBATCHES))
+        yield engine
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def step_over_links(config: RunConfig, index: int, roster: Roster, identity: Identity, ids_BT1: np.ndarray, steps: int = 1) -> dict:
+    """Do steps of one stage over links; return the last loss, all gradients, and how torch agreed on shapes."""
+    with no_objects(), link_pipeline(config, index, roster, identity) as pipeline:
+        for step in range(steps):
+            loss = pipeline.step(torch.from_numpy(ids_BT1) if index == 0 else None, step, FIRST_SAMPLE)
+        return {"loss": loss, "gradients": as_arrays(pipeline.stages[0]), "mode": inference_mode(pipeline.engine)}
+
+
+def step_over_gloo(config: RunConfig, index: int, store: str, ids_BT1: np.ndarray, steps: int = 1) -> dict:
+    """Do the same over gloo."""
+    with no_objects(), gloo_engine(config, index, store) as engine:
+        for step in range(steps):
+            loss = engine.step(torch.from_numpy(ids_BT1) if index == 0 else None, step, FIRST_SAMPLE)
+        return {"loss": loss, "gradients": as_arrays(engine.stage), "mode": inference_mode(engine)}
+
+
+def inference_mode(engine: Engine) -> str:
+    """Name the way in which torch's stage learnt its shapes."""
+    schedule = engine.schedule
+    stage = schedule._stages[0] if hasattr(schedule, "_stages") else schedule._stage
+    return stage._inference_mode.name
+
+
+def evaluate_over_links(config: RunConfig, index: int, roster: Roster, identity: Identity, batches: list[np.ndarray]) -> dict:
+    """Evaluate batches between steps on the second of them; return their losses, the gradients and the payload bytes counted."""
+    with link_pipeline(config, index, roster, identity) as pipeline:
+        losses = []
+        for number, batch_BT1 in enumerate(batches):
+            losses.append(pipeline.evaluate(torch.from_numpy(batch_BT1) if index == 0 else None, len(batch_BT1)))
+            pipeline.step(torch.from_numpy(batches[1]) if index == 0 else None, number, FIRST_SAMPLE)
+        return {
+            "losses": losses,
+            "gradients": as_arrays(pipeline.stages[0]),
+            "bytes": [meter.counts() for meter in pipeline.traffic.boundaries],
+        }
+
+
+def train_stage(config: RunConfig, index: int, roster: Roster, identity: Identity, folder: Path, resets: bool = False) -> dict:
+    """Train one stage to the end, if wanted with links that break all the time; return the summary and the reconnections."""
+    from thinwire.train import Trainer
+
+    with link_pipeline(config, index, roster, identity) as pipeline:
+        over = threading.Event()
+        links = [port.link for port in pipeline.ports.values()]
+        breaker = threading.Thread(target=_reset, args=(links, over, index))
+        if resets:
+            breaker.start()
+        try:
+            summary = Trainer(config, folder, pipeline).run()
+        finally:
+            over.set()
+            if resets:
+                breaker.join()
+        return {"summary": summary, "reconnects": [link["reconnects"] for link in pipeline.link_meters()]}
+
+
+def _reset(links: list[Link], over: threading.Event, seed: int) -> None:
+    """Break connections until the run is over, each time a random one, some frames apart."""
+    generator = random.Random(seed)
+    while not over.wait(generator.uniform(0.0, 0.15)):
+        generator.choice(links).reset_connection()
+
+
+def command(words: list[str], interrupt: Path | None = None) -> tuple[int, str, str]:
+    """Run a thinwire command; return its exit code and what it printed. Press Ctrl-C once the file `interrupt` has something in it."""
+    from thinwire import cli
+
+    out, error = io.StringIO(), io.StringIO()
+    if interrupt is not None:
+        threading.Thread(target=_press, args=(interrupt,), daemon=True).start()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        code = cli.main(words)
+    return code, out.getvalue(), error.getvalue()
+
+
+def _press(path: Path) -> None:
+    while not (path.exists() and path.stat().st_size):
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,42 @@
+"""The README: first command early, every file in the tree, every train command parses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from thinwire import settings
+from thinwire.cli import VERBS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if re.match(r"^    thinwire ", line)]
+
+
+def test_first_command_stands_before_line_15():
+    first = next(number for number, line in enumerate(README.splitlines(), 1) if re.match(r"^\s*(make|thinwire|pip) ", line))
+    assert first < 15
+
+
+def test_the_tree_names_every_file_and_no_other():
+    tree = README[README.index("    src/thinwire/") :]
+    named = set(re.findall(r"^ +(\w+\.py)\b", tree, re.MULTILINE))
+    there = {path.name for path in (ROOT / "src/thinwire").rglob("*.py")} - {"__init__.py", "__main__.py"}
+    assert named == there
+
+
+def test_linked_files_exist():
+    for target in re.findall(r"\]\((?!https)([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    verb, *words = shlex.split(command)[1:]
+    assert verb in VERBS
+    if verb == "train" and "--resume" not in words:
+        settings.parse_train(words)
