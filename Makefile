@@ -12,7 +12,7 @@ STAMP  := $(VENV)/.installed
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: $(STAMP)       ## train the laptop config with and without compression, print both rows
+demo: $(STAMP)       ## four workers over an emulated thin link, uncompressed against subspace
 	$(BIN)/python bench/demo.py
 
 test: $(STAMP)       ## run the tests

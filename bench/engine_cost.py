@@ -31,7 +31,7 @@ from thinwire.settings import parse_train
 
 GOAL = 0.85
 COMPUTE_STEPS = 4
-WORKER_STEPS = 14
+WORKER_STEPS = 10
 
 
 def compute(words: list[str], start: Barrier, answers: Any) -> None:

@@ -4,15 +4,17 @@
 
 Hosts are network namespaces with the kernel's own TCP. Compute is emulated: 50 ms forward, 100 ms backward; 16 microbatches, payloads of
 80 KB, 80 Mbit/s. Bound: (M + S - 1)(f + b) + 2 (S - 1)(one-way delay + frame time). Sides: torch's gloo with Schedule1F1B and with
-ScheduleInterleaved1F1B, and thinwire's links (mutual TLS) with its `depth` schedule. Medians of the timed steps.
+ScheduleInterleaved1F1B, and thinwire's links (mutual TLS) with its `depth` schedule. Medians of the timed steps. A run with fewer
+--stages or --rtt replaces those rows of the results and keeps the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
-from engine_bench import Order, run_sides, write_results
+from engine_bench import RESULTS, Order, run_sides, write_results
 from rich.console import Console
 from rich.table import Table
 from testbed import obstacle
@@ -53,7 +55,9 @@ def main() -> None:
             table.add_row(str(stages), f"{rtt:.0f}", f"{order.bound_seconds:.3f}", *cells, f"{speed:.2f} x")
             print(f"{stages} stages, {rtt:.0f} ms: {', '.join(f'{side} {cell}' for side, cell in zip(found, cells, strict=True))}")
     Console(width=140).print(table)
-    write_results("latency", rows)
+    kept = json.loads(file.read_text()) if (file := RESULTS / "latency.json").exists() else []
+    found_now = {(row["stages"], row["rtt_ms"]): row for row in (*kept, *rows)}
+    write_results("latency", [found_now[key] for key in sorted(found_now)])
 
 
 if __name__ == "__main__":

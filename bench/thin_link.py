@@ -3,8 +3,8 @@
     .venv/bin/python bench/thin_link.py [--repeats 2]
 
 The sides alternate inside one run; ratios are medians over the turns. The limit of a side is the smaller of its tokens/s on `open` and
-link rate / wire bytes per token (socket bytes of the busiest boundary and direction; the link is full duplex). The first two steps of
-each run, before the depth of the schedule is settled, are left out.
+link rate / wire bytes per token (socket bytes of the busiest boundary and direction; the link is full duplex). The first step of
+each run, which also pays for start-up, is left out.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from thinwire.link.profile import find_profile
 
 PROFILE = "dsl_2mbps"
 SIDES = {  # words and steps
-    "subspace on open": ("--codec.name subspace --link.profile open", 14),
-    f"subspace on {PROFILE}": (f"--codec.name subspace --link.profile {PROFILE}", 14),
+    "subspace on open": ("--codec.name subspace --link.profile open", 10),
+    f"subspace on {PROFILE}": (f"--codec.name subspace --link.profile {PROFILE}", 10),
     f"dense on {PROFILE}": (f"--codec.name dense --link.profile {PROFILE}", 3),
 }
 

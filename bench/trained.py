@@ -10,8 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-SETTLED = 2
-"""Steps before the depth of the schedule is settled."""
+FIRST = 1
+"""Steps left out: the first one also pays for start-up."""
 QUIET = ["--train.validate_every", "0", "--train.checkpoint_every", "0", "--train.validation_sequences", "2"]
 
 
@@ -36,7 +36,7 @@ def train(words: str, steps: int, stages: int = 4) -> Trained:
         command = [sys.executable, "-m", "thinwire", "train", "--config", "laptop", "--run", str(run), "--train.steps", str(steps)]
         subprocess.run([*command, *QUIET, *words.split()], check=True, stdout=subprocess.DEVNULL, timeout=900)
         lines = [(run / "metrics" / f"stage-{stage}.jsonl").read_text().splitlines() for stage in range(stages)]
-    rows = [[json.loads(line) for line in each[SETTLED:]] for each in lines]
+    rows = [[json.loads(line) for line in each[FIRST:]] for each in lines]
     tokens = rows[0][0]["tokens"] / rows[0][0]["step"]
     seconds = [tokens / row["tokens_per_second"] for row in rows[0]]
     carried = [

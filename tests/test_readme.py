@@ -28,6 +28,11 @@ def test_the_tree_names_every_file_and_no_other():
     assert named == there
 
 
+def test_no_placeholder_is_left():
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        assert not re.search(r"^[A-Z]{4,}$", path.read_text(), re.MULTILINE), path
+
+
 def test_linked_files_exist():
     for target in re.findall(r"\]\((?!https)([^)]+)\)", README):
         assert (ROOT / target).exists(), target

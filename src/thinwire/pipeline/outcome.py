@@ -15,8 +15,8 @@ class Outcome:
     """Known to the last stage, and to all in the total."""
     squared_norm: float
     stop: bool = False
-    compute_seconds: float = 0.0
-    """Time the slowest stage computes on one microbatch, forward and backward."""
+    turn_seconds: float = 0.0
+    """Longest time of one microbatch at any stage, forward and backward, or on any line."""
     delay_seconds: float = 0.0
     """Longest one-way time of a payload on any link: latency and transmission."""
 
@@ -30,7 +30,7 @@ class Outcome:
             loss,
             self.squared_norm + downstream.squared_norm,
             self.stop or downstream.stop,
-            max(self.compute_seconds, downstream.compute_seconds),
+            max(self.turn_seconds, downstream.turn_seconds),
             max(self.delay_seconds, downstream.delay_seconds),
         )
 

@@ -53,10 +53,9 @@ class WorkerPipeline:
         self._share_basis(stage)
         group = open_group(index, len(ranges), self.ports)
         self.engine = Engine(stage, self.codec, group, self.microbatch, config.pipeline.microbatches, config.train.dtype)
-        self.delay_seconds = self._measure_delay(links.right)
         self.runs = 0
         self.sent_before: dict[int, int] = {}
-        self._schedule()
+        self._schedule(links.right)
 
     def _share_basis(self, stage: Stage) -> None:
         """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
@@ -72,22 +71,25 @@ class WorkerPipeline:
                 f"stage {stage.plan.index} does not agree with stage 0 on basis and fixed features; use the same version of thinwire"
             )
 
-    def _measure_delay(self, right: Link | None) -> float:
-        """Return the one-way time of a payload to the next stage: latency and transmission."""
+    def _measure_link(self, right: Link | None) -> tuple[float, float]:
+        """Return how long a payload travels to the next stage, and how long it occupies the line."""
         if right is None:
-            return 0.0
+            return 0.0, 0.0
         rtt, rate = probe(right, burst_bytes=PROBE_BYTES)
         size = sum(slot.spec.size(slot.direction) for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
-        return rtt / 2 + size / rate
+        return rtt / 2, size / rate
 
-    def _schedule(self) -> None:
+    def _schedule(self, right: Link | None) -> None:
         """Make the schedule, as deep as the slowest link and stage ask for; all stages must agree on it."""
-        measured = Outcome(START, None, 0.0, compute_seconds=self.engine.measure(), delay_seconds=self.delay_seconds)
+        latency, transmission = self._measure_link(right)
+        # Where the line is slower than the stages it sets the pace: a depth by compute alone would hold the backwards back.
+        turn = max(self.engine.measure(), transmission)
+        measured = Outcome(START, None, 0.0, turn_seconds=turn, delay_seconds=latency + transmission)
         slowest = self.control.settle(measured)
         wanted = self.config.pipeline.schedule
         name: ScheduleName = "depth" if wanted == "auto" else wanted
         stages, microbatches = self.stages[0].plan.count, self.config.pipeline.microbatches
-        self.in_flight = depths(stages, microbatches, slowest.delay_seconds, slowest.compute_seconds)
+        self.in_flight = depths(stages, microbatches, slowest.delay_seconds, slowest.turn_seconds)
         self.engine.rebuild(name, self.in_flight)
 
     def _begin(self, counting: bool) -> None:
