@@ -29,9 +29,9 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 def depths(stages: int, microbatches: int, delay: float = 0.0, compute: float = 1.0) -> list[int]:
     """Return how many microbatches each stage keeps in flight so that a one-way delay (latency and frame time) is hidden.
 
-    Stage r of S: (S - r) + (S - 1 - r) ceil(2 delay / compute), where `compute` is the time between microbatches: forward plus backward
-    of one, or its transmission where the line is slower. Rounded up hop by hop: two busy neighbours alternate forwards and backwards in
-    step, so the way there and back takes a whole number of turns.
+    Stage r of S: (S - r) + (S - 1 - r) ceil(2 delay / compute), where `compute` is forward plus backward of one microbatch, or its
+    transmission where the line is slower. Rounded up hop by hop: two busy neighbours alternate forwards and backwards in step, so the
+    way there and back takes a whole number of turns.
     """
     turns = math.ceil(2 * delay / compute)
     return [min(microbatches, (stages - stage) + (stages - 1 - stage) * turns) for stage in range(stages)]
