@@ -22,8 +22,8 @@ def test_ids_survive_the_wire(vocabulary, width):
     ids = torch.tensor([[0, 255, 256, 65_535, vocabulary - 1]])
     edge = boundary(vocabulary)
     packed = edge.pack([torch.zeros(1, 4, 4, dtype=torch.bfloat16)], "forward", 0, ids)
-    assert len(packed.ids) == 5 * width == edge.ids.forward_bytes
-    assert edge.ids.backward_bytes == 0
+    assert len(packed.ids) == 5 * width == edge.ids_slot.spec.forward_bytes
+    assert edge.ids_slot.spec.backward_bytes == 0
     assert torch.equal(edge.unpack_ids(packed), ids)
 
 

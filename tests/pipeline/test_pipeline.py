@@ -14,7 +14,7 @@ from thinwire.pipeline.pipeline import Pipeline
 def test_counted_bytes_are_those_declared():
     pipeline = make_pipeline("subspace", stages=4, rank=6, dtype="fp32")
     pipeline.step(random_ids(batch=8), 0, 0)
-    spec, ids = pipeline.boundaries[0].spec, pipeline.boundaries[0].ids
+    spec, ids = pipeline.boundaries[0].spec, pipeline.boundaries[0].ids_slot.spec
     assert pipeline.traffic.per_token("ids") == ids.forward_bytes / spec.tokens == 2 * 13 / 12
     assert pipeline.traffic.per_token("forward") == spec.bytes_per_token("forward") + pipeline.traffic.per_token("ids") == 24 + 2 * 13 / 12
     assert pipeline.traffic.per_token("backward") == 24

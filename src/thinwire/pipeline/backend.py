@@ -9,18 +9,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.codecs.base import Buffer, Codec, Direction, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.codecs.base import Codec, TensorSpec
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.frame import Channel, Dtype, Frame, Header, Kind
 from thinwire.link.link import Link
-from thinwire.pipeline.boundary import ids_spec
+from thinwire.pipeline.boundary import Slot, slots
 from thinwire.pipeline.meter import Meter
 
 NAME = "thinwire"
@@ -34,37 +33,12 @@ CODES = {
 }
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One tensor of a payload in one direction; `index` is the codec's number for it, None for the ids."""
-
-    spec: TensorSpec
-    index: int | None
-    direction: Direction
-
-    def pack(self, codec: Codec, tensor: Tensor) -> bytes:
-        if self.index is None:
-            return raw_bytes(tensor.to(self.spec.dtype))
-        return codec.pack(self.index, tensor, self.direction)
-
-    def unpack(self, codec: Codec, data: Buffer) -> Tensor:
-        if self.index is None:
-            return from_raw_bytes(data, self.spec)
-        return codec.unpack(self.index, data, self.spec, self.direction)
-
-    def form(self) -> TensorForm:
-        """Say it in the link's words."""
-        size = self.spec.size(self.direction)
-        plain = size == TensorSpec.raw(self.spec.shape, self.spec.dtype).forward_bytes
-        code = CODES.get(self.spec.dtype, Dtype.RAW) if plain else Dtype.RAW
-        return TensorForm(code, self.spec.shape, size, self.spec.exact)
-
-
-def slots(codec: Codec, batch: int, context: int, direction: Direction) -> tuple[Slot, ...]:
-    """List what crosses a boundary for one microbatch: ids and payload forward, the payload's gradient backward."""
-    payload = tuple(Slot(spec, index, direction) for index, spec in enumerate(codec.spec(batch, context).tensors))
-    ids = Slot(ids_spec(batch, context, codec.model.vocabulary), None, direction)
-    return (ids, *payload) if direction == "forward" else payload
+def form(slot: Slot) -> TensorForm:
+    """Say a slot in the link's words."""
+    size = slot.spec.size(slot.direction)
+    plain = size == TensorSpec.raw(slot.spec.shape, slot.spec.dtype).forward_bytes
+    code = CODES.get(slot.spec.dtype, Dtype.RAW) if plain else Dtype.RAW
+    return TensorForm(code, slot.spec.shape, size, slot.spec.exact)
 
 
 def boundary_contract(
@@ -73,7 +47,7 @@ def boundary_contract(
     """Derive the link's contract towards the next stage (`downstream`) or the previous one."""
     flows = {
         direction: Flow.constant(
-            tuple(slot.form() for slot in slots(codec, batch, context, direction)), microbatches, consecutive=direction == "forward"
+            tuple(form(slot) for slot in slots(codec, batch, context, direction)), microbatches, consecutive=direction == "forward"
         )
         for direction in ("forward", "backward")
     }
@@ -109,7 +83,7 @@ class Port:
         self.meter.encode_seconds += time.perf_counter() - started
         if self.counting:
             self._count(slot, len(data))
-        form = slot.form()
+        wanted = form(slot)
         header = Header(
             Kind.DATA,
             Channel.BOUNDARY,
@@ -118,8 +92,8 @@ class Port:
             microbatch=microbatch,
             tensor=index,
             basis_version=self.version(),
-            dtype=form.dtype,
-            dims=form.dims,
+            dtype=wanted.dtype,
+            dims=wanted.dims,
             length=len(data),
             total=len(data),
         )

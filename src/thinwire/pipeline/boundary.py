@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Direction, TensorSpec, WireSpec, from_raw_bytes, raw_bytes
+from thinwire.codecs.base import Buffer, Codec, Direction, TensorSpec, WireSpec, from_raw_bytes, raw_bytes
 from thinwire.pipeline.meter import Meter
 
 
@@ -28,20 +28,47 @@ def ids_spec(batch: int, time: int, vocabulary: int) -> TensorSpec:
     return TensorSpec(raw.shape, raw.dtype, raw.forward_bytes, 0)
 
 
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of a payload in one direction; `index` is the codec's number for it, None for the ids."""
+
+    spec: TensorSpec
+    index: int | None
+    direction: Direction
+
+    def pack(self, codec: Codec, tensor: Tensor) -> bytes:
+        if self.index is None:
+            return raw_bytes(tensor.to(self.spec.dtype))
+        return codec.pack(self.index, tensor, self.direction)
+
+    def unpack(self, codec: Codec, data: Buffer) -> Tensor:
+        if self.index is None:
+            return from_raw_bytes(data, self.spec)
+        return codec.unpack(self.index, data, self.spec, self.direction)
+
+
+def slots(codec: Codec, batch: int, context: int, direction: Direction) -> tuple[Slot, ...]:
+    """List what crosses a boundary for one microbatch: ids and payload forward, the payload's gradient backward."""
+    payload = tuple(Slot(spec, index, direction) for index, spec in enumerate(codec.spec(batch, context).tensors))
+    ids = Slot(ids_spec(batch, context, codec.model.vocabulary), None, direction)
+    return (ids, *payload) if direction == "forward" else payload
+
+
 class Boundary:
     """Carry payloads of one fixed form."""
 
     def __init__(self, codec: Codec, batch: int, time: int) -> None:
         self.codec = codec
-        self.ids = ids_spec(batch, time, codec.model.vocabulary)
+        self.ids_slot, *payload = slots(codec, batch, time, "forward")
+        self.payload = {"forward": payload, "backward": slots(codec, batch, time, "backward")}
         self.spec: WireSpec = codec.spec(batch, time)
         self.meter = Meter()
 
     def pack(self, tensors: Sequence[Tensor], direction: Direction, version: int, ids_BT1: Tensor | None = None) -> Packed:
         """Turn a payload into bytes."""
         started = time.perf_counter()
-        ids = b"" if ids_BT1 is None else raw_bytes(ids_BT1.to(self.ids.dtype))
-        parts = tuple(self.codec.pack(slot, tensor, direction) for slot, tensor in enumerate(tensors))
+        ids = b"" if ids_BT1 is None else self.ids_slot.pack(self.codec, ids_BT1)
+        parts = tuple(slot.pack(self.codec, tensor) for slot, tensor in zip(self.payload[direction], tensors, strict=True))
         self.meter.encode_seconds += time.perf_counter() - started
         return Packed(version, ids, parts)
 
@@ -62,11 +89,10 @@ class Boundary:
         if len(packed.tensors) != len(self.spec.tensors):
             raise ValueError(f"payload of {len(packed.tensors)} tensors where {len(self.spec.tensors)} were declared")
         started = time.perf_counter()
-        slots = enumerate(zip(packed.tensors, self.spec.tensors, strict=True))
-        tensors = tuple(self.codec.unpack(slot, data, spec, direction) for slot, (data, spec) in slots)
+        tensors = tuple(slot.unpack(self.codec, data) for slot, data in zip(self.payload[direction], packed.tensors, strict=True))
         self.meter.decode_seconds += time.perf_counter() - started
         return tensors
 
     def unpack_ids(self, packed: Packed) -> Tensor:
         """Return the ids that rode with a payload."""
-        return from_raw_bytes(packed.ids, self.ids).to(torch.int64)
+        return self.ids_slot.unpack(self.codec, packed.ids).to(torch.int64)
