@@ -12,6 +12,7 @@ import json
 import shutil
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -41,13 +42,15 @@ def report(results: dict[str, tuple[dict, list[dict]]], arguments: argparse.Name
     """Put both sides into one table."""
     rate = find_profile(arguments.profile).up_mbps
     target = results["dense"][1][-1]["loss"]
-    table = Table(title=f"laptop, 4 workers, {arguments.profile}, {arguments.seconds:.0f} s of training each")
-    headings = ["codec", "steps", "tokens/s", "loss", "val", "B/token there", "back", "link", f"s to {target:.2f}"]
+    table = Table(
+        title=f"laptop, 4 workers, {arguments.profile}, {arguments.seconds:.0f} s each; bytes per token there and back", box=SIMPLE_HEAD
+    )
+    headings = ["codec", "steps", "tokens/s", "loss", "val", "there", "back", "link", f"s to {target:.2f}"]
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "codec" else "right")
     for codec, (summary, lines) in results.items():
         reached = seconds_to(lines, target)
-        use = 8e-6 * summary["socket_bytes"] / summary["seconds"] / (2 * (summary["stages"] - 1))
+        use = sum(line["right_mbps"] for line in lines) / len(lines)
         table.add_row(
             codec,
             str(summary["steps"]),
