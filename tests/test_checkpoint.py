@@ -50,6 +50,12 @@ def test_only_the_newest_complete_ones_stay(tmp_path):
     assert [folder.name for folder in checkpoint.steps(tmp_path)] == ["step-000002", "step-000003"]
 
 
+def test_steps_are_ordered_by_number(tmp_path):
+    for name in ("step-1000000", "step-999999", "step-000002", "step-000002.bak", "stepladder"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [folder.name for folder in checkpoint.steps(tmp_path)] == ["step-000002", "step-999999", "step-1000000"]
+
+
 def test_an_unfinished_checkpoint_is_passed_over(tmp_path):
     save(tmp_path, 1)
     _, _, folder = save(tmp_path, 2)

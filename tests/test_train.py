@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import train, write_config
 
+from runs import train, write_config
 from thinwire import cli
 
 SUMMARY = """steps tokens seconds tokens_per_second final_loss val_loss trainable_parameters codec stages model_sha256
@@ -99,6 +99,26 @@ def test_eval_on_another_source(config, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["eval", str(tmp_path / "run"), "--data.source", str(other), "--sequences", "4"]) == 0
     assert json.loads(capsys.readouterr().out)["loss"] > 0
+
+
+def test_eval_keeps_to_the_tokenizer_of_the_run(config, tmp_path, capsys):
+    """Text that has changed since must not retrain the tokenizer under a trained model."""
+    train(config, tmp_path / "run")
+    text = tmp_path / "text.txt"
+    text.write_text("zzz qqq xxx\n" * 50 + text.read_text())
+    outcomes = []
+    for words in ([], ["--data.source", str(text)]):
+        capsys.readouterr()
+        assert cli.main(["eval", str(tmp_path / "run"), "--sequences", "8", *words]) == 0
+        outcomes.append(json.loads(capsys.readouterr().out)["loss"])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_finished_run_is_not_resumed(config, tmp_path, capsys):
+    before = train(config, tmp_path / "run")
+    assert cli.main(["train", "--run", str(tmp_path / "run"), "--resume"]) == 2
+    assert "is finished at step 6; to go on give a larger --train.steps" in capsys.readouterr().err
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == before
 
 
 def test_eval_of_a_folder_that_is_no_run(tmp_path, capsys):

@@ -24,5 +24,14 @@ def test_impossible_rank_is_refused(rank):
         registry.build(registry.defaults("subspace", rank=rank), TINY)
 
 
-def test_full_rank_is_allowed():
-    assert make_pipeline("subspace", rank=32).step(random_ids(), 0, 0) > 0
+def test_full_rank_is_still_the_subspace_method():
+    pipeline = make_pipeline("subspace", rank=32)
+    assert pipeline.step(random_ids(), 0, 0) > 0
+    assert pipeline.stages[0].axes.keys() == make_pipeline("subspace", rank=31).stages[0].axes.keys() != set()
+
+
+@pytest.mark.parametrize("option", [{"fixed_scale": 0.0}, {"fixed_cache_mb": -1.0}, {"drift_every": -3}, {"drift_rate": float("nan")}])
+def test_impossible_options_are_refused_by_name(option):
+    (name,) = option
+    with pytest.raises(ValueError, match=rf"codec.{name} is .*; choose a number"):
+        registry.build(registry.defaults("subspace", rank=4, **option), TINY)
