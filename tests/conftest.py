@@ -7,6 +7,7 @@ import pytest
 import torch
 from workers import Pool
 
+from runs import write_config
 from thinwire.link.tls import Identity, make_identity
 
 torch.set_num_threads(1)
@@ -26,3 +27,14 @@ def pool() -> Iterator[Pool]:
 def identities(tmp_path_factory) -> list[Identity]:
     folder: Path = tmp_path_factory.mktemp("stages")
     return [make_identity(folder / str(stage), f"stage-{stage}") for stage in range(MOST_STAGES)]
+
+
+@pytest.fixture(scope="session")
+def token_cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def config(tmp_path, token_cache) -> str:
+    """Write the tiny config and its text; return the config's path."""
+    return write_config(tmp_path, token_cache)

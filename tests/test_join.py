@@ -12,23 +12,13 @@ from pathlib import Path as File
 
 import pytest
 from jobs import command
-from runs import train, write_config
 from testbed import Path, Testbed, obstacle
 
+from runs import train
 from thinwire import cli
 from thinwire.launch import free_ports
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> File:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def config(tmp_path, cache) -> str:
-    return write_config(tmp_path, cache)
 
 
 def reachable(address: str) -> bool:

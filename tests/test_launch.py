@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from jobs import local_roster, train_stage
-from runs import train, write_config
 
+from runs import train
 from thinwire import checkpoint, cli
 from thinwire.settings import parse_train
 
@@ -32,16 +32,6 @@ CASES = {
 QUICK = ("subspace", "drift and dropout")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc to see the processes")
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def config(tmp_path, cache) -> str:
-    return write_config(tmp_path, cache)
 
 
 def steps_of(run: Path, stage: int) -> list[dict]:

@@ -9,25 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from runs import train, write_config
+from runs import train
 from thinwire import cli
 
 SUMMARY = """steps tokens seconds tokens_per_second final_loss val_loss trainable_parameters codec stages model_sha256
 bytes_per_token_forward bytes_per_token_backward framed_bytes socket_bytes compression link peak_rss_bytes weights_sha256"""
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def config(tmp_path, cache) -> str:
-    return write_config(tmp_path, cache)
 
 
 def test_summary_and_run_folder(config, tmp_path):

@@ -73,20 +73,19 @@ class Control:
 
     def basis_downstream(self, data: bytes | None) -> bytes:
         """Pass the first basis on from stage 0; every stage returns its bytes."""
-        if self.left is not None:
-            data = self._receive_basis(self.left)
-        assert data is not None
-        if self.right is not None:
-            self.right.send(Frame.make(Kind.BASIS, data, epoch=self.right.epoch))
-        return data
+        return self._relay_basis(data, self.left, self.right)
 
     def basis_upstream(self, data: bytes | None) -> bytes:
         """Pass a moved basis on from the last stage; every stage returns its bytes."""
-        if self.right is not None:
-            data = self._receive_basis(self.right)
+        return self._relay_basis(data, self.right, self.left)
+
+    def _relay_basis(self, data: bytes | None, source: Link | None, target: Link | None) -> bytes:
+        """Take the basis from one neighbour, unless it was made here, and hand it to the other."""
+        if source is not None:
+            data = self._receive_basis(source)
         assert data is not None
-        if self.left is not None:
-            self.left.send(Frame.make(Kind.BASIS, data, epoch=self.left.epoch))
+        if target is not None:
+            target.send(Frame.make(Kind.BASIS, data, epoch=target.epoch))
         return data
 
     def _next(self, link: Link) -> Frame:
