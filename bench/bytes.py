@@ -12,11 +12,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from engine_bench import CONTEXT, Order, run_config, run_sides, write_results
 from rich.console import Console
 from rich.table import Table
-from testbed import obstacle
 
+from engine_bench import CONTEXT, Order, run_config, run_sides, write_results
+from testbed import obstacle
 from thinwire.codecs import registry
 from thinwire.link.frame import HEADER_BYTES
 from thinwire.link.probe import RECORD_OVERHEAD

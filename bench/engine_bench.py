@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from testbed import Path, Testbed
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B
 
 import thinwire.pipeline.neighbours as neighbours
+from testbed import Path, Testbed
 from thinwire.codecs import registry
 from thinwire.config import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.options import LinkOptions

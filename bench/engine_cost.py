@@ -19,15 +19,15 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import torch
-from engine_bench import write_results
 from rich.console import Console
 from rich.table import Table
-from trained import train
 
+from engine_bench import write_results
 from thinwire.data.open import open_data
 from thinwire.optimizer import StageOptimizer
 from thinwire.pipeline.pipeline import build_pipeline
 from thinwire.settings import parse_train
+from trained import train
 
 GOAL = 0.85
 COMPUTE_STEPS = 4

@@ -14,9 +14,10 @@ import argparse
 import json
 import sys
 
-from engine_bench import RESULTS, Order, run_sides, write_results
 from rich.console import Console
 from rich.table import Table
+
+from engine_bench import RESULTS, Order, run_sides, write_results
 from testbed import obstacle
 
 SIDES = ("gloo-1f1b", "gloo-interleaved", "thinwire")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from engine_bench import Order, run_sides, write_results
 from rich.console import Console
 from rich.table import Table
+
+from engine_bench import Order, run_sides, write_results
 from testbed import obstacle
 
 LIMIT = 1.5

@@ -13,7 +13,6 @@ import argparse
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import alternate, medians
 
 from thinwire.codecs import registry
 from thinwire.config import ModelConfig
@@ -21,6 +20,7 @@ from thinwire.model.cut import StagePlan
 from thinwire.model.llama import Block, Dropout, Pass, rotary_tables
 from thinwire.subspace.fixed import CHUNK
 from thinwire.subspace.layers import SubspaceStream
+from timing import alternate, medians
 
 
 def make_stream(model: ModelConfig, rank: int, cache_mb: float) -> SubspaceStream:

@@ -15,13 +15,13 @@ import time
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import alternate, medians
 
 from thinwire.config import RunConfig
 from thinwire.data.open import open_data
 from thinwire.optimizer import StageOptimizer
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.settings import parse_train
+from timing import alternate, medians
 
 SIDES = {
     "dense": "--codec.name dense",

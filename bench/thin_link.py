@@ -13,12 +13,12 @@ import argparse
 import statistics
 from dataclasses import asdict
 
-from engine_bench import write_results
 from rich.console import Console
 from rich.table import Table
-from trained import Trained, train
 
+from engine_bench import write_results
 from thinwire.link.profile import find_profile
+from trained import Trained, train
 
 PROFILE = "dsl_2mbps"
 SIDES = {  # words and steps

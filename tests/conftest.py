@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from workers import Pool
 
 from runs import write_config
 from thinwire.link.tls import Identity, make_identity
+from workers import Pool
 
 torch.set_num_threads(1)
 MOST_STAGES = 8

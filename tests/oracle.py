@@ -7,9 +7,9 @@ after each step the matrices are projected back: W <- U U^T W.
 from __future__ import annotations
 
 import torch
-from helpers import make_pipeline
 from torch import Tensor
 
+from helpers import make_pipeline
 from thinwire.config import ModelConfig, TrainConfig
 from thinwire.optimizer import clip_scale, rate_factor
 from thinwire.pipeline.pipeline import Pipeline

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import make_pipeline, parameters, random_ids
 
+from helpers import make_pipeline, parameters, random_ids
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config import TrainConfig

@@ -11,10 +11,10 @@ import time
 from pathlib import Path as File
 
 import pytest
-from jobs import command
-from testbed import Path, Testbed, obstacle
 
+from jobs import command
 from runs import train
+from testbed import Path, Testbed, obstacle
 from thinwire import cli
 from thinwire.launch import free_ports
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from jobs import local_roster, train_stage
 
+from jobs import local_roster, train_stage
 from runs import train
 from thinwire import checkpoint, cli
 from thinwire.settings import parse_train

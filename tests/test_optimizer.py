@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from helpers import make_pipeline, parameters, random_ids, relative
 from oracle import ProjectedAdamW, fixed_table, wide_form
-
 from thinwire.config import TrainConfig
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 

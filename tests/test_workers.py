@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from workers import Pool
 
 pytestmark = pytest.mark.timeout(60)

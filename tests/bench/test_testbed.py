@@ -10,6 +10,7 @@ import time
 from pathlib import Path as File
 
 import pytest
+
 from testbed import Path, Testbed, namespaces, obstacle
 from testbed.check import ask, start_listener
 from testbed.forward import Direction

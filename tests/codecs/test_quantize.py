@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import TINY
 
+from helpers import TINY
 from thinwire.codecs import registry
 from thinwire.codecs.base import Context, TensorSpec
 from thinwire.codecs.quantize import QuantizeEntry, dequantize, pack_codes, quantize, unpack_codes

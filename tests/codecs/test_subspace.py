@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import TINY, make_pipeline, random_ids
 
+from helpers import TINY, make_pipeline, random_ids
 from thinwire.codecs import registry
 
 

@@ -7,8 +7,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from link.support import LEFT, RIGHT, pair, terms
 
+from link.support import LEFT, RIGHT, pair, terms
 from thinwire.link.contract import Contract
 from thinwire.link.errors import EpochMoved, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind

@@ -7,8 +7,8 @@ import socket
 import ssl
 
 import pytest
-from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
 
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.errors import LinkError
 from thinwire.link.frame import Channel, Frame, Kind, encode

@@ -8,8 +8,8 @@ import random
 import threading
 
 import pytest
-from link.support import LEFT, LOOPBACK, QUICK, RIGHT, pair, terms, wait_until
 
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, pair, terms, wait_until
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import HEADER_BYTES, PART_BYTES, Channel, Dtype, Frame, Kind

@@ -8,8 +8,8 @@ import ssl
 import stat
 
 import pytest
-from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
 
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError
 from thinwire.link.link import Link

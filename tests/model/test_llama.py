@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import TINY, make_pipeline, random_ids
 
+from helpers import TINY, make_pipeline, random_ids
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import build_stages
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import TINY
 
+from helpers import TINY
 from thinwire.codecs import registry
 from thinwire.pipeline.boundary import Boundary, Packed
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from helpers import gradients, random_ids
 from jobs import BATCH, CPU, EIGHT, FIRST_SAMPLE, evaluate_over_links, local_roster, run_config, step_over_gloo, step_over_links
-
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 
 CODECS = {

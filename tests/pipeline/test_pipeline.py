@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import TINY, gradients, make_pipeline, random_ids, relative
 
+from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from thinwire.pipeline.pipeline import Pipeline
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from helpers import make_pipeline, random_ids, relative
 from oracle import fixed_table, wide_form
-
 from thinwire.config import TrainConfig
 from thinwire.optimizer import StageOptimizer
 from thinwire.subspace.drift import grassmann_step, propose

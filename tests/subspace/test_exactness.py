@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from oracle import fixed_table, wide_form
-
 from thinwire.config import ModelConfig, TrainConfig
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 from thinwire.subspace.basis import distance

@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 import torch
-from helpers import make_pipeline
 
+from helpers import make_pipeline
 from thinwire.pipeline.pipeline import Pipeline
 from thinwire.subspace.fixed import FixedFeatures
 
