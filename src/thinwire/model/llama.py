@@ -107,16 +107,18 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Pre-norm decoder block: stream <- stream + output(branch(norm(read(stream))))."""
 
-    def __init__(self, model: ModelConfig, layer: int, width: int) -> None:
+    def __init__(self, model: ModelConfig, layer: int, width: int, last_width: int | None = None) -> None:
+        """Make a block on a stream of `width`; its FFN writes only the first `last_width` channels and drops the others."""
         super().__init__()
+        last_width = width if last_width is None else last_width
         self.layer, self.inner_rate, self.output_rate = layer, model.dropout, model.output_dropout
         self.attention_norm = RMSNorm(model.width, model.norm_eps)
         self.attention = Attention(model, width)
         self.ffn_norm = RMSNorm(model.width, model.norm_eps)
-        self.ffn = FeedForward(model, width)
+        self.ffn = FeedForward(model, last_width)
         gains = model.branch_norm_gains
         self.attention_output_norm = RMSNorm(width, model.norm_eps) if gains else nn.Identity()
-        self.ffn_output_norm = RMSNorm(width, model.norm_eps) if gains else nn.Identity()
+        self.ffn_output_norm = RMSNorm(last_width, model.norm_eps) if gains else nn.Identity()
 
     def forward(self, stream_BTW: Tensor, read: Callable[[Tensor], Tensor], each: Pass) -> Tensor:
         mixed_BTH = self.attention.mixed(self.attention_norm(read(stream_BTW)), each)
@@ -124,4 +126,5 @@ class Block(nn.Module):
         stream_BTW = stream_BTW + each.dropout(self.attention_output_norm(branch), self.output_rate, OUTPUT, 2 * self.layer)
         activated_BTF = self.ffn.activated(self.ffn_norm(read(stream_BTW)))
         branch = self.ffn.down(each.dropout(activated_BTF, self.inner_rate, BRANCH, 2 * self.layer + 1))
-        return stream_BTW + each.dropout(self.ffn_output_norm(branch), self.output_rate, OUTPUT, 2 * self.layer + 1)
+        branch = each.dropout(self.ffn_output_norm(branch), self.output_rate, OUTPUT, 2 * self.layer + 1)
+        return stream_BTW[..., : branch.shape[-1]] + branch

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional
 from thinwire.codecs.base import Codec, Context
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan, constrained_layers
+from thinwire.model.initial import EMBEDDING_STD, draw
 from thinwire.model.llama import Block, Dropout, Pass, RMSNorm, rotary_tables
 from thinwire.model.stream import Stream
 from thinwire.noise import key
@@ -31,15 +32,17 @@ class Stage(nn.Module):
         self.stream = codec.stream(plan)
         if plan.first:
             self.embedding = nn.Embedding(model.vocabulary, codec.width)
-        self.layers = nn.ModuleDict(
-            {str(layer): Block(model, layer, codec.width if layer < constrained else model.width) for layer in plan.layers}
-        )
+        self.layers = nn.ModuleDict()
+        for layer in plan.layers:
+            width = codec.width if layer < constrained else model.width
+            before_exit = layer == plan.layers.stop - 1 and not plan.last
+            self.layers[str(layer)] = Block(model, layer, width, codec.sent_width if before_exit else width)
         if plan.last:
             self.norm = RMSNorm(model.width, model.norm_eps)
             self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
         with torch.random.fork_rng(devices=[]):  # what ends draw at the start depends on the seed and their place alone
             torch.manual_seed(key(seed, plan.layers.start))
-            entry, exit = codec.ends(plan)
+            entry, exit = codec.at(plan.layers.start).ends(plan)[0], codec.at(plan.layers.stop).ends(plan)[1]
         self.entries = nn.ModuleDict({str(plan.layers.start): entry} if entry else {})
         self.exits = nn.ModuleDict({str(plan.layers.stop): exit} if exit else {})
         self.to(codec.compute)
@@ -68,12 +71,10 @@ class Stage(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             return
-        digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         axis = self.axes.get(name)
         if name.startswith("embedding"):
             # Unit size, so that a token's own features outweigh the first branches; in coordinates `fixed` plays that part.
-            std = 1.0 if axis is None else 0.02
+            std = EMBEDDING_STD if axis is None else 0.02
         else:
             std = parameter.shape[1] ** -0.5
         if name.endswith(("output.weight", "down.weight")):
@@ -82,13 +83,16 @@ class Stage(nn.Module):
             # U has orthonormal columns: this makes U Z write as much into the stream as an unconstrained matrix would.
             std *= math.sqrt(self.model.width / parameter.shape[axis])
         with torch.no_grad():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            parameter.copy_(draw(self.seed, name, parameter.shape) * std)
 
     def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
-        ids_BT = ids_BT1[:, :-1]
+        ids_BT, context = ids_BT1[:, :-1], replace(context, kept={})
         static = self.stream.static(ids_BT)
-        stream = self.embedding(ids_BT) if self.plan.first else self._end(self.entries)(payload, ids_BT, context)
+        if self.plan.first:
+            stream = context.kept["embedded"] = self.embedding(ids_BT)
+        else:
+            stream = self._end(self.entries)(payload, ids_BT, context)
         stream = self._blocks(stream, static, context)
         if not self.plan.last:
             return self._end(self.exits)(stream, ids_BT, context)

@@ -36,6 +36,7 @@ class Engine:
 
     def measure(self) -> float:
         """Return the seconds of forward and backward of one microbatch, the second time it runs; leave no gradient behind."""
+        self.module.learning = False  # the state of codecs must not learn from examples
         for _ in range(2):
             ids, *payload = example_inputs(self.module, self.codec, self.microbatch)
             started = time.perf_counter()
@@ -57,9 +58,9 @@ class Engine:
         return sum(float(loss.detach()) for loss in losses) if self.stage.plan.last else None
 
     @torch.no_grad()
-    def evaluate(self, batch_BT1: Tensor | None) -> list[float]:
+    def evaluate(self, batch_BT1: Tensor | None, step: int = 0) -> list[float]:
         """Return the mean loss of each microbatch on the last stage, nothing on the others."""
-        losses = self._run(batch_BT1, 0, 0, learning=False)
+        losses = self._run(batch_BT1, step, 0, learning=False)
         return [float(loss) * self.microbatches for loss in losses]
 
     def _run(self, batch_BT1: Tensor | None, step: int, first_sample: int, learning: bool) -> list[Tensor]:

@@ -38,8 +38,8 @@ class Neighbours:
         self.listener: Listener | None = None
         self.links = Links(None, None)
 
-    def open(self, config: RunConfig, codec: Codec, microbatch: int) -> Links:
-        """Open the links; return when both neighbours are there."""
+    def open(self, config: RunConfig, codec: Codec, layers: range, microbatch: int) -> Links:
+        """Open the links of a stage that runs these layers; return when both neighbours are there."""
         stages = config.pipeline.stages
         sides = {side: Place(self.place.replica, self.place.stage + side) for side in (-1, 1)}
         peers = {side: place for side, place in sides.items() if 0 <= place.stage < stages}
@@ -48,7 +48,8 @@ class Neighbours:
             address = self.listen or self.roster.worker(self.place).address
             assert address is not None
             self.listener = Listener(address, self.identity, [self.roster.worker(place) for place in peers.values()], options)
-        opened = {side: self._link(place, config, codec, microbatch, options, downstream=side > 0) for side, place in peers.items()}
+        ends = {-1: codec.at(layers.start), 1: codec.at(layers.stop)}
+        opened = {side: self._link(place, config, ends[side], microbatch, options, downstream=side > 0) for side, place in peers.items()}
         self.links = Links(opened.get(-1), opened.get(1))
         for link in opened.values():
             link.wait_open()

@@ -45,7 +45,7 @@ class Pipeline:
         self.stages = stages
         self.codec = codec
         self.microbatch = microbatch
-        self.boundaries = [Boundary(codec, microbatch, time) for _ in stages[1:]]
+        self.boundaries = [Boundary(codec.at(stage.plan.layers.start), microbatch, time) for stage in stages[1:]]
         self.traffic = self.waits = Traffic([boundary.meter for boundary in self.boundaries])
         self.device = next(stages[0].parameters()).device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
@@ -86,11 +86,11 @@ class Pipeline:
         return self.codec.propose_basis(self.stages[-1].stream)
 
     @torch.no_grad()
-    def evaluate(self, batch_BT1: Tensor | None, rows: int | None = None) -> float:
-        """Return the mean loss of a batch of `rows` sequences (all of them), boundaries included, without counting its bytes."""
+    def evaluate(self, batch_BT1: Tensor | None, rows: int | None = None, step: int = 0) -> float:
+        """Return the mean loss of a batch of `rows` sequences (all of them) after so many steps, boundaries included, bytes not counted."""
         assert batch_BT1 is not None and rows in (None, len(batch_BT1))
         total = 0.0
-        for ids, context in self._microbatches(batch_BT1, 0, 0, False):
+        for ids, context in self._microbatches(batch_BT1, step, 0, False):
             loss, _, _ = self._forward(ids, context)
             total += float(loss) * len(ids) / len(batch_BT1)
         return total

@@ -49,7 +49,7 @@ def example_inputs(module: EngineModule, codec: Codec, batch: int) -> tuple[Tens
     """Return tensors of the form a stage receives: ids, and behind the first stage a payload."""
     plan, model, device = module.stage.plan, module.stage.model, module.stage.cosine_TS.device
     ids = torch.zeros(batch, model.context + 1, dtype=IDS_DTYPE, device=device)
-    return (ids,) if plan.first else (ids, *example_payload(codec, batch, device))
+    return (ids,) if plan.first else (ids, *example_payload(codec.at(plan.layers.start), batch, device))
 
 
 def example_payload(codec: Codec, batch: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -62,5 +62,5 @@ def static_stage(module: EngineModule, codec: Codec, batch: int, group: ProcessG
     plan, device = module.stage.plan, module.stage.cosine_TS.device
     inputs = example_inputs(module, codec, batch)
     loss = torch.zeros((), dtype=module.stage.cosine_TS.dtype, device=device, requires_grad=True)
-    outputs = loss if plan.last else (inputs[0], *example_payload(codec, batch, device))
+    outputs = loss if plan.last else (inputs[0], *example_payload(codec.at(plan.layers.stop), batch, device))
     return StaticStage(module, plan.index, plan.count, device, input_args=inputs, output_args=outputs, group=group)

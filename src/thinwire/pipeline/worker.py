@@ -38,13 +38,18 @@ class WorkerPipeline:
         stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
         self.stages = [stage]
         self.microbatch = config.train.batch // config.pipeline.microbatches
-        links = neighbours.open(config, self.codec, self.microbatch)
+        links = neighbours.open(config, self.codec, ranges[index], self.microbatch)
         self.control = Control(links.left, links.right)
         self.ports = {
             index + side: Port(
-                link, self.codec, self.microbatch, config.model.context, downstream=side > 0, version=lambda: stage.stream.version
+                link,
+                self.codec.at(layer),
+                self.microbatch,
+                config.model.context,
+                downstream=side > 0,
+                version=lambda: stage.stream.version,
             )
-            for side, link in ((-1, links.left), (1, links.right))
+            for side, layer, link in ((-1, ranges[index].start, links.left), (1, ranges[index].stop, links.right))
             if link is not None
         }
         # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.
@@ -108,13 +113,13 @@ class WorkerPipeline:
         return self.control.settle(own)
 
     @torch.no_grad()
-    def evaluate(self, batch_BT1: Tensor | None, rows: int) -> float:
+    def evaluate(self, batch_BT1: Tensor | None, rows: int, step: int = 0) -> float:
         """Return the mean loss of a batch of `rows` sequences, a step's worth at a time; the last part is filled up and not counted."""
         total, size = 0.0, self.config.train.batch
         for start in range(0, rows, size):
             part = None if batch_BT1 is None else _filled(batch_BT1[start : start + size], size)
             self._begin(counting=False)
-            losses = self.engine.evaluate(part)
+            losses = self.engine.evaluate(part, step)
             used = min(size, rows - start) // self.microbatch
             total += sum(losses[:used])
         own = Outcome(EVALUATION, total * self.microbatch / rows if self.stages[0].plan.last else None, 0.0)

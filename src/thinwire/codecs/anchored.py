@@ -1,0 +1,144 @@
+"""The anchored boundary (MAPL, arXiv 2606.05484): layers stay free, each boundary has a K-wide projector and each stage its own anchors.
+
+A stage adds what it knows of the tokens by itself, a_p[t], at its input and takes it away at its output, so that only what the layers
+computed has to cross:
+
+    send      Z = (X - a_p[t]) A_p                 K numbers per token
+    receive   X = Z A_p^T + a_{p+1}[t]
+
+The first stage's anchor is its embedding. Every anchor starts as the embedding does (all stages can draw it from the seed), so at the
+first step no token feature is lost at a boundary. Anchors may also know the tokens before (`ngrams`): ids ride along anyway, so this
+costs no byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from thinwire.codecs.base import Codec, Context, Options, TensorSpec
+from thinwire.config import ModelConfig
+from thinwire.model.cut import StagePlan
+from thinwire.model.initial import EMBEDDING, EMBEDDING_STD, draw
+from thinwire.noise import key, mix
+from thinwire.subspace.basis import random_basis
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchoredOptions(Options):
+    """Options of the anchored boundary."""
+
+    rank: int = 16
+    """Numbers per token, K; at most the model width."""
+    projector: Literal["channels", "fixed", "learned"] = "fixed"
+    """A_p: the first K channels, a random orthonormal matrix, or one that is learned on the Stiefel manifold."""
+    anchors: Literal["full", "factorised"] = "full"
+    """A trainable row of D numbers per token, or frozen rows plus a trainable product of rank `anchor_rank`."""
+    anchor_rank: int = 32
+    """Inner width of factorised anchors and of n-gram anchors."""
+    ngrams: int = 1
+    """Longest run of tokens an anchor knows: 1 is the token alone, 2 adds hashed pairs, 3 hashed triples."""
+    buckets: int = 16384
+    """Rows of each table of hashed n-grams."""
+
+
+class Anchor(nn.Module):
+    """What a stage knows of each token without any wire."""
+
+    start_VD: Tensor | None
+
+    def __init__(self, options: AnchoredOptions, model: ModelConfig, layer: int, seed: int) -> None:
+        super().__init__()
+        start_VD = draw(seed, EMBEDDING, (model.vocabulary, model.width)) * EMBEDDING_STD
+        full = options.anchors == "full"
+        self.rows = nn.Parameter(start_VD if full else torch.zeros(model.vocabulary, options.anchor_rank))
+        self.register_buffer("start_VD", None if full else start_VD, persistent=False)
+        name = f"entries.{layer}.anchor"
+        spread = options.anchor_rank**-0.5
+        self.widen = None if full else nn.Parameter(draw(seed, f"{name}.widen", (options.anchor_rank, model.width)) * spread)
+        self.ngrams = nn.ParameterList(torch.zeros(options.buckets, options.anchor_rank) for _ in range(options.ngrams - 1))
+        self.widen_ngrams = nn.ParameterList(
+            draw(seed, f"{name}.widen_ngrams.{index}", (options.anchor_rank, model.width)) * spread for index in range(options.ngrams - 1)
+        )
+        self.key = key(seed, layer)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        anchor_BTD = functional.embedding(ids_BT, self.rows)
+        if self.widen is not None:
+            assert self.start_VD is not None
+            anchor_BTD = anchor_BTD @ self.widen + functional.embedding(ids_BT, self.start_VD)
+        hashed_BT = mix((ids_BT + self.key) & 0xFFFFFFFF)
+        for distance, (rows, widen) in enumerate(zip(self.ngrams, self.widen_ngrams, strict=True), start=1):
+            before_BT = functional.pad(ids_BT, (distance, 0), value=-1)[:, : ids_BT.shape[1]]
+            hashed_BT = mix((hashed_BT + (before_BT + 2) * 0x9E3779) & 0xFFFFFFFF)
+            anchor_BTD = anchor_BTD + functional.embedding(hashed_BT % len(rows), rows) @ widen
+        return anchor_BTD
+
+
+class AnchoredExit(nn.Module):
+    """Send the coordinates of what the stage has computed."""
+
+    projector_DK: Tensor
+
+    def __init__(self, projector_DK: Tensor, wire: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("projector_DK", projector_DK, persistent=False)
+        self.wire = wire
+
+    def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
+        anchor = context.kept.get("anchor", context.kept.get("embedded"))
+        computed = stream if anchor is None else stream - anchor
+        return ((computed @ self.projector_DK).to(self.wire),)
+
+
+class AnchoredEntry(nn.Module):
+    """Put coordinates back into place and add this stage's anchor."""
+
+    projector_DK: Tensor
+
+    def __init__(self, projector_DK: Tensor, anchor: Anchor, compute: torch.dtype) -> None:
+        super().__init__()
+        self.anchor = anchor
+        self.register_buffer("projector_DK", projector_DK, persistent=False)
+        self.compute = compute
+
+    def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
+        anchor = context.kept["anchor"] = self.anchor(ids_BT)
+        return payload[0].to(self.compute) @ self.projector_DK.T + anchor
+
+
+class Anchored(Codec):
+    """Send K coordinates of what a stage adds to its anchor."""
+
+    Options = AnchoredOptions
+    options: AnchoredOptions
+
+    def __init__(self, options: AnchoredOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
+        super().__init__(options, model, seed=seed, compute=compute)
+        if not 1 <= options.rank <= model.width:
+            raise ValueError(f"codec.rank is {options.rank}; it can be 1 to the model width, {model.width}")
+
+    def projector(self, layer: int) -> Tensor:
+        """Return the projector of the boundary in front of a layer."""
+        width, rank = self.model.width, self.options.rank
+        if self.options.projector == "channels":
+            return torch.eye(width, rank)
+        return random_basis(width, rank, key(self.seed, layer)).to(self.compute)
+
+    def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
+        first, behind = plan.layers.start, plan.layers.stop
+        entry = None
+        if not plan.first:
+            entry = AnchoredEntry(self.projector(first), Anchor(self.options, self.model, first, self.seed), self.compute)
+        exit = None if plan.last else AnchoredExit(self.projector(behind), self.wire_dtype)
+        return entry, exit
+
+    def error_bound(self, source: Tensor) -> None:
+        return None
+
+    def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (TensorSpec.raw((*source.shape[:-1], self.options.rank), self.wire_dtype),)
