@@ -18,6 +18,7 @@ import pytest
 from jobs import local_roster, train_stage
 from runs import train
 from thinwire import checkpoint, cli
+from thinwire.codecs import registry
 from thinwire.settings import parse_train
 
 WORKERS = ("--pipeline.mode", "workers")
@@ -29,7 +30,10 @@ CASES = {
     "bf16": ("--train.dtype", "bf16"),
     "four stages": ("--pipeline.stages", "4", "--pipeline.schedule", "1f1b"),
 }
-QUICK = ("subspace", "drift and dropout")
+LEARNED = "--codec.name anchored --codec.projector learned --codec.projector_every 2 --codec.ngrams 2 --codec.bits 4"
+CASES |= {"learned projector": tuple(LEARNED.split()), "warm-up": ("--codec.name", "topk", "--codec.warmup", "3", "--codec.bits", "8")}
+CASES |= {name: ("--codec.name", name) for name in registry.names() if name not in CASES}
+QUICK = ("subspace", "drift and dropout", "learned projector")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc to see the processes")
 pytestmark = pytest.mark.timeout(120)
 

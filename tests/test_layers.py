@@ -13,7 +13,7 @@ ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A module may import from its own layer and from those below.
 LAYERS = [
     ["config", "files", "noise", "model.cut"],
-    ["model.stream", "model.llama", "data", "subspace", "link"],
+    ["model.stream", "model.initial", "model.llama", "data", "subspace", "link"],
     ["codecs"],
     ["model.stages"],
     ["configfile", "limits", "optimizer"],
@@ -23,6 +23,7 @@ LAYERS = [
     ["train"],
     ["join"],
     ["launch"],
+    ["compare"],
     ["cli"],
 ]
 

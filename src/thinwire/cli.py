@@ -20,6 +20,7 @@ VERBS = {
     "roster": ("put the workers of a run together: stages, addresses, certificates", "thinwire.keys:roster"),
     "join": ("run one stage of a roster on this machine", "thinwire.join:main"),
     "eval": ("measure the validation loss of a finished or stopped run", "thinwire.evaluate:main"),
+    "compare": ("judge boundary methods by time to loss over links", "thinwire.compare.command:main"),
 }
 
 

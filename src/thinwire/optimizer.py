@@ -56,7 +56,7 @@ class StageOptimizer:
 
     def __init__(self, stage: Stage, train: TrainConfig) -> None:
         self.axes = stage.axes
-        self.named = dict(stage.named_parameters())
+        self.named = stage.trained()
         self.optimizers = list(self._assign(stage, train))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -179,6 +179,7 @@ class Trainer:
             optimizer.step(rate_factor(step, train), clip_scale(outcome.norm, train.clip))
         if self.pipeline.codec.moves_after(step):
             self._move_basis()
+        self._update_shared(step)
         seconds = time.perf_counter() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds
@@ -206,6 +207,7 @@ class Trainer:
             "bytes_per_token": traffic.per_token("forward") + traffic.per_token("backward"),
             "compute_seconds": seconds - sum(spans.values()),
             **spans,
+            **{name: value for stage in self.pipeline.stages for name, value in stage.figures().items()},
             **self.pipeline.link_figures(seconds),
         }
 
@@ -214,6 +216,14 @@ class Trainer:
         basis_DK = self.pipeline.next_basis()
         for stage, optimizer in zip(self.pipeline.stages, self.optimizers, strict=True):
             optimizer.carry_over(stage.stream.go_over(basis_DK, stage.stream.version + 1))
+
+    def _update_shared(self, step: int) -> None:
+        """Let both sides of every boundary update what they share; the gradients of other steps are dropped."""
+        if self.pipeline.codec.shares_after(step):
+            self.pipeline.update_shared(rate_factor(step, self.config.train))
+        for stage in self.pipeline.stages:
+            for shared in (*stage.owned(), *stage.copies()):
+                shared.weight.grad = None
 
     def _out_of_time(self, step_seconds: float) -> bool:
         limit = self.config.train.seconds
@@ -242,7 +252,8 @@ class Trainer:
         own = [
             {
                 "hashes": checkpoint.tensor_hashes([stage]),
-                "parameters": sum(parameter.numel() for parameter in stage.parameters()),
+                "parameters": sum(parameter.numel() for parameter in stage.parameters())
+                - sum(copy.weight.numel() for copy in stage.copies()),
                 "boundary": meters[index].counts() if index < len(meters) else None,
                 "links": self.pipeline.link_meters(),
             }

@@ -11,8 +11,10 @@ from thinwire.codecs.base import Codec, Context, LossyOptions
 from thinwire.model.cut import StagePlan
 
 BATCH, TIME = 3, 5
+UNQUANTIZED = {"threshold"}
+"""Codecs that refuse bits."""
 VARIANTS = [(name, {}) for name in registry.names()]
-VARIANTS += [(name, {"bits": bits}) for name in registry.names() for bits in (8, 4, 3, 2, 1)]
+VARIANTS += [(name, {"bits": bits}) for name in registry.names() if name not in UNQUANTIZED for bits in (8, 4, 3, 2, 1)]
 VARIANTS += [(name, {"warmup": 5}) for name in registry.names() if issubclass(registry.find(name).Options, LossyOptions)]
 VARIANTS += [(name, {"warmup": 5, "step": 5}) for name in registry.names() if issubclass(registry.find(name).Options, LossyOptions)]
 VARIANTS += [("dense", {"dtype": "fp32"}), ("subspace", {"dtype": "fp32"}), ("subspace", {"rank": 5, "bits": 4})]

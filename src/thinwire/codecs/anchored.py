@@ -1,18 +1,24 @@
 """The anchored boundary (MAPL, arXiv 2606.05484): layers stay free, each boundary has a K-wide projector and each stage its own anchors.
 
-A stage adds what it knows of the tokens by itself, a_p[t], at its input and takes it away at its output, so that only what the layers
-computed has to cross:
+A stage adds what it knows of the tokens by itself, a_p[t], at its input and leaves it out at its output, so that only what the layers
+wrote has to cross. With R the part of the input that was received and W what the stage has written,
 
-    send      Z = (X - a_p[t]) A_p                 K numbers per token
-    receive   X = Z A_p^T + a_{p+1}[t]
+    send      Z = (R + gain W) A_p                 K numbers per token
+    receive   X = R + a_{p+1}[t],   R = Z A_p^T
 
-The first stage's anchor is its embedding. Every anchor starts as the embedding does (all stages can draw it from the seed), so at the
-first step no token feature is lost at a boundary. Anchors may also know the tokens before (`ngrams`): ids ride along anyway, so this
-costs no byte.
+With gain 1 this is the published (X - a_p[t]) A_p. The first stage's anchor is its embedding. Three choices of our own:
+
+* Every anchor starts as the embedding does (all stages can draw it from the seed): at the first step no token feature is lost.
+* `channels`: all boundaries cut the same K channels, so what one stage sends reaches every later one unless a layer overwrites it. With
+  another random projector at each boundary a share of K/D of it survives each crossing.
+* The gain makes what crosses as large as what was written, which K of D directions alone would not be.
+
+Anchors may also know the tokens before (`ngrams`): ids ride along anyway, so this costs no byte.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.codecs.base import Codec, Context, Options, TensorSpec
+from thinwire.codecs.projector import Channels, Frozen, Learned
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.initial import EMBEDDING, EMBEDDING_STD, draw
@@ -34,16 +41,24 @@ class AnchoredOptions(Options):
 
     rank: int = 16
     """Numbers per token, K; at most the model width."""
-    projector: Literal["channels", "fixed", "learned"] = "fixed"
-    """A_p: the first K channels, a random orthonormal matrix, or one that is learned on the Stiefel manifold."""
+    projector: Literal["channels", "fixed", "learned"] = "channels"
+    """A_p: the first K channels, a random orthonormal matrix per boundary, or one that is learned on the Stiefel manifold."""
+    gain: float | None = None
+    """How much a stage's own writes are amplified where they leave it; unset: (D/K)^1/2, 1: as published."""
+    projector_rate: float = 0.01
+    """Step length of a learned projector, relative to its own size."""
+    projector_every: int = 10
+    """Steps between updates of a learned projector: each takes 8 D K bytes."""
     anchors: Literal["full", "factorised"] = "full"
     """A trainable row of D numbers per token, or frozen rows plus a trainable product of rank `anchor_rank`."""
     anchor_rank: int = 32
     """Inner width of factorised anchors and of n-gram anchors."""
     ngrams: int = 1
     """Longest run of tokens an anchor knows: 1 is the token alone, 2 adds hashed pairs, 3 hashed triples."""
-    buckets: int = 16384
+    buckets: int = 65536
     """Rows of each table of hashed n-grams."""
+    ngram_gain: float = 1.0
+    """Size of the matrices that widen n-gram anchors, which is how fast these move."""
 
 
 class Anchor(nn.Module):
@@ -62,7 +77,8 @@ class Anchor(nn.Module):
         self.widen = None if full else nn.Parameter(draw(seed, f"{name}.widen", (options.anchor_rank, model.width)) * spread)
         self.ngrams = nn.ParameterList(torch.zeros(options.buckets, options.anchor_rank) for _ in range(options.ngrams - 1))
         self.widen_ngrams = nn.ParameterList(
-            draw(seed, f"{name}.widen_ngrams.{index}", (options.anchor_rank, model.width)) * spread for index in range(options.ngrams - 1)
+            draw(seed, f"{name}.widen_ngrams.{index}", (options.anchor_rank, model.width)) * spread * options.ngram_gain
+            for index in range(options.ngrams - 1)
         )
         self.key = key(seed, layer)
 
@@ -82,33 +98,32 @@ class Anchor(nn.Module):
 class AnchoredExit(nn.Module):
     """Send the coordinates of what the stage has computed."""
 
-    projector_DK: Tensor
-
-    def __init__(self, projector_DK: Tensor, wire: torch.dtype) -> None:
+    def __init__(self, projector: Channels | Frozen | Learned, gain: float, wire: torch.dtype) -> None:
         super().__init__()
-        self.register_buffer("projector_DK", projector_DK, persistent=False)
-        self.wire = wire
+        self.projector = projector
+        self.gain, self.wire = gain, wire
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
-        anchor = context.kept.get("anchor", context.kept.get("embedded"))
-        computed = stream if anchor is None else stream - anchor
-        return ((computed @ self.projector_DK).to(self.wire),)
+        entered = context.kept.get("entered", context.kept.get("embedded"))
+        written = stream if entered is None else stream - entered
+        carried = written * self.gain
+        if "received" in context.kept:
+            carried = carried + context.kept["received"]
+        return (self.projector.narrow(carried).to(self.wire),)
 
 
 class AnchoredEntry(nn.Module):
     """Put coordinates back into place and add this stage's anchor."""
 
-    projector_DK: Tensor
-
-    def __init__(self, projector_DK: Tensor, anchor: Anchor, compute: torch.dtype) -> None:
+    def __init__(self, projector: Channels | Frozen | Learned, anchor: Anchor, compute: torch.dtype) -> None:
         super().__init__()
-        self.anchor = anchor
-        self.register_buffer("projector_DK", projector_DK, persistent=False)
+        self.projector, self.anchor = projector, anchor
         self.compute = compute
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
-        anchor = context.kept["anchor"] = self.anchor(ids_BT)
-        return payload[0].to(self.compute) @ self.projector_DK.T + anchor
+        received_BTD = context.kept["received"] = self.projector.widen(payload[0].to(self.compute)).to(self.compute)
+        entered = context.kept["entered"] = received_BTD + self.anchor(ids_BT)
+        return entered
 
 
 class Anchored(Codec):
@@ -121,20 +136,35 @@ class Anchored(Codec):
         super().__init__(options, model, seed=seed, compute=compute)
         if not 1 <= options.rank <= model.width:
             raise ValueError(f"codec.rank is {options.rank}; it can be 1 to the model width, {model.width}")
+        for name in ("anchor_rank", "ngrams", "buckets", "projector_every"):
+            if getattr(options, name) < 1:
+                raise ValueError(f"codec.{name} is {getattr(options, name)}; choose 1 or more")
+        if not 0 < options.projector_rate < 1:
+            raise ValueError(f"codec.projector_rate is {options.projector_rate}; choose a number between 0 and 1, such as 0.01")
 
-    def projector(self, layer: int) -> Tensor:
-        """Return the projector of the boundary in front of a layer."""
+    @property
+    def gain(self) -> float:
+        """Return the amplification of a stage's writes."""
+        # Only K of D directions cross: amplified, what crosses has the size of what was written.
+        return math.sqrt(self.model.width / self.options.rank) if self.options.gain is None else self.options.gain
+
+    def projector(self, layer: int) -> Channels | Frozen | Learned:
+        """Make the projector of the boundary in front of a layer."""
         width, rank = self.model.width, self.options.rank
         if self.options.projector == "channels":
-            return torch.eye(width, rank)
-        return random_basis(width, rank, key(self.seed, layer)).to(self.compute)
+            return Channels(width, rank)
+        weight_DK = random_basis(width, rank, key(self.seed, layer)).to(self.compute)
+        return Learned(weight_DK, self.options.projector_rate) if self.options.projector == "learned" else Frozen(weight_DK)
+
+    def shares_after(self, step: int) -> bool:
+        return self.options.projector == "learned" and (step + 1) % self.options.projector_every == 0
 
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
         first, behind = plan.layers.start, plan.layers.stop
         entry = None
         if not plan.first:
             entry = AnchoredEntry(self.projector(first), Anchor(self.options, self.model, first, self.seed), self.compute)
-        exit = None if plan.last else AnchoredExit(self.projector(behind), self.wire_dtype)
+        exit = None if plan.last else AnchoredExit(self.projector(behind), self.gain, self.wire_dtype)
         return entry, exit
 
     def error_bound(self, source: Tensor) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,31 @@ class CastEntry(nn.Module):
         return payload[0].to(self.compute)
 
 
+@runtime_checkable
+class Measuring(Protocol):
+    """An end, or a part of one, that measures something worth a line in the metrics."""
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures of the step."""
+        ...
+
+
+class Shared(nn.Module):
+    """A parameter that both sides of a boundary use: a submodule of the exit, which owns it, and of the entry, which holds a copy.
+
+    At the steps for which the codec's `shares_after` is true the copy's gradient goes upstream, the owner updates with the sum, and its
+    new value comes back: so both sides hold the same bits on any hardware. It takes no part in clipping by the global norm.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+
+    def update(self, gradient: Tensor, rate_factor: float) -> None:
+        """Move the owner's weight, with the rate at this share of its peak; state belongs into persistent buffers."""
+        raise NotImplementedError
+
+
 class Codec:
     """A boundary method. The defaults send the stream itself; override what differs."""
 
@@ -125,7 +150,7 @@ class Codec:
     constrains = False
     """Whether all but the free layers of the model are bound by this codec."""
     integer_slots: frozenset[int] = frozenset()
-    """Payload tensors that hold positions or masks: a codec chained behind leaves them as they are. They have no gradient."""
+    """Payload tensors that hold positions, masks or factors without a gradient: a codec chained behind leaves them as they are."""
     owns_bits = False
     """Whether `bits` is this codec's own affair; otherwise `quantize` is chained behind it where bits are given."""
 
@@ -164,6 +189,10 @@ class Codec:
 
     def moves_after(self, step: int) -> bool:
         """Tell whether all stages go over to a new basis between this step and the next."""
+        return False
+
+    def shares_after(self, step: int) -> bool:
+        """Tell whether `Shared` parameters are updated between this step and the next."""
         return False
 
     def propose_basis(self, last: Stream) -> Tensor:

@@ -80,6 +80,9 @@ class Chain(Codec):
     def moves_after(self, step: int) -> bool:
         return self.first.moves_after(step)
 
+    def shares_after(self, step: int) -> bool:
+        return self.first.shares_after(step)
+
     def propose_basis(self, last: Stream) -> Tensor:
         return self.first.propose_basis(last)
 

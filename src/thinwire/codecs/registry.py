@@ -19,6 +19,14 @@ BUILT_IN = {
     "subspace": "thinwire.codecs.subspace:Subspace",
     "anchored": "thinwire.codecs.anchored:Anchored",
     "quantize": "thinwire.codecs.quantize:Quantize",
+    "topk": "thinwire.codecs.sparsify:TopK",
+    "randomk": "thinwire.codecs.sparsify:RandomK",
+    "threshold": "thinwire.codecs.threshold:Threshold",
+    "autoencoder": "thinwire.codecs.autoencoder:Autoencoder",
+    "bottleneck": "thinwire.codecs.bottleneck:Bottleneck",
+    "hadamard": "thinwire.codecs.hadamard:Hadamard",
+    "lossless": "thinwire.codecs.lossless:Lossless",
+    "lowrank": "thinwire.codecs.lowrank:LowRank",
 }
 GROUP = "thinwire.codecs"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.codecs.base import Codec, Context
+from thinwire.codecs.base import Codec, Context, Measuring, Shared
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.initial import EMBEDDING_STD, draw
@@ -98,6 +98,24 @@ class Stage(nn.Module):
             return self._end(self.exits)(stream, ids_BT, context)
         logits_BTV = self.head(self.norm(stream)).to(self.cosine_TS.dtype)
         return (functional.cross_entropy(logits_BTV.flatten(0, 1), ids_BT1[:, 1:].flatten()),)
+
+    def owned(self) -> list[Shared]:
+        """List what this stage's exit owns and shares with the next stage."""
+        return [module for module in self.exits.modules() if isinstance(module, Shared)]
+
+    def copies(self) -> list[Shared]:
+        """List this stage's copies of what the stage before owns."""
+        return [module for module in self.entries.modules() if isinstance(module, Shared)]
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return by name the parameters that this stage's optimizer updates: all but those shared with a neighbour."""
+        apart = {id(shared.weight) for shared in (*self.owned(), *self.copies())}
+        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in apart}
+
+    def figures(self) -> dict[str, float]:
+        """Return what the ends have measured of the step."""
+        modules = (module for ends in (self.entries, self.exits) for module in ends.modules())
+        return {name: value for module in modules if isinstance(module, Measuring) for name, value in module.figures().items()}
 
     def _blocks(self, stream: Tensor, static: Tensor | None, context: Context) -> Tensor:
         """Run the layers; on the last stage open the stream to D channels where the free layers begin."""

@@ -82,11 +82,24 @@ class Control:
     def _relay_basis(self, data: bytes | None, source: Link | None, target: Link | None) -> bytes:
         """Take the basis from one neighbour, unless it was made here, and hand it to the other."""
         if source is not None:
-            data = self._receive_basis(source)
+            data = self.receive_tensor(source)
         assert data is not None
         if target is not None:
-            target.send(Frame.make(Kind.BASIS, data, epoch=target.epoch))
+            self.send_tensor(target, data)
         return data
+
+    def send_tensor(self, link: Link | None, data: bytes) -> None:
+        """Send the bytes of a tensor that both sides of a boundary share."""
+        assert link is not None
+        link.send(Frame.make(Kind.BASIS, data, epoch=link.epoch))
+
+    def receive_tensor(self, link: Link | None) -> bytes:
+        """Receive the bytes of such a tensor."""
+        assert link is not None
+        frame = self._next(link)
+        if frame.header.kind is not Kind.BASIS:
+            raise ProtocolError("kind", frame.header.kind.name, "BASIS")
+        return bytes(frame.payload)
 
     def _next(self, link: Link) -> Frame:
         """Wait for the next control frame of a neighbour."""
@@ -94,12 +107,6 @@ class Control:
         frame = link.receive(Channel.CONTROL)
         self.meter.wait_seconds += time.perf_counter() - started
         return frame
-
-    def _receive_basis(self, link: Link) -> bytes:
-        frame = self._next(link)
-        if frame.header.kind is not Kind.BASIS:
-            raise ProtocolError("kind", frame.header.kind.name, "BASIS")
-        return bytes(frame.payload)
 
 
 def decode_outcome(message: dict[str, Any]) -> Outcome:

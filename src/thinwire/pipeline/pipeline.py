@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import DTYPES, Codec, Context
+from thinwire.codecs.base import DTYPES, Codec, Context, Shared
 from thinwire.codecs.registry import build
 from thinwire.config import Dtype, RunConfig
 from thinwire.model.cut import cut_layers
@@ -34,6 +34,12 @@ def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
     stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
     microbatch = config.train.batch // config.pipeline.microbatches
     return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype)
+
+
+def gradient_of(shared: Shared) -> Tensor:
+    """Return one side's gradient of a shared parameter."""
+    gradient = shared.weight.grad
+    return torch.zeros_like(shared.weight.data) if gradient is None else gradient.clone()
 
 
 class Pipeline:
@@ -84,6 +90,17 @@ class Pipeline:
     def next_basis(self) -> Tensor:
         """Return the basis that all stages go over to now."""
         return self.codec.propose_basis(self.stages[-1].stream)
+
+    def update_shared(self, rate_factor: float) -> None:
+        """Update what both sides of a boundary share."""
+        for boundary, before, behind in zip(self.boundaries, self.stages, self.stages[1:], strict=False):
+            for owner, copy in zip(before.owned(), behind.copies(), strict=True):
+                gradient = gradient_of(owner)
+                gradient += gradient_of(copy)
+                owner.update(gradient, rate_factor)
+                copy.weight.data.copy_(owner.weight.data)
+                boundary.meter.forward += gradient.nbytes
+                boundary.meter.backward += gradient.nbytes
 
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, rows: int | None = None, step: int = 0) -> float:

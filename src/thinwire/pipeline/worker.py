@@ -20,7 +20,7 @@ from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.pipeline.outcome import Outcome
-from thinwire.pipeline.pipeline import build_codec
+from thinwire.pipeline.pipeline import build_codec, gradient_of
 from thinwire.pipeline.schedule import ScheduleName, depths
 
 START, EVALUATION = -2, -1
@@ -155,6 +155,27 @@ class WorkerPipeline:
         data = raw_bytes(self.codec.propose_basis(stream)) if self.stages[0].plan.last else None
         spec = TensorSpec.raw(tuple(basis.shape), basis.dtype)
         return from_raw_bytes(self.control.basis_upstream(data), spec).to(basis.device)
+
+    def update_shared(self, rate_factor: float) -> None:
+        """Send the copies' gradients upstream, update what is owned here, and take the copies' new values."""
+        (stage,) = self.stages
+        copies, owned = stage.copies(), stage.owned()
+        for copy in copies:
+            self.control.send_tensor(self.control.left, raw_bytes(gradient_of(copy)))
+        for owner in owned:
+            gradient = gradient_of(owner)
+            gradient += self._receive_like(gradient, self.control.right)
+            owner.update(gradient, rate_factor)
+            self.control.send_tensor(self.control.right, raw_bytes(owner.weight))
+            meter = self.ports[stage.plan.index + 1].meter
+            meter.forward += gradient.nbytes
+            meter.backward += gradient.nbytes
+        for copy in copies:
+            copy.weight.data.copy_(self._receive_like(copy.weight.data, self.control.left))
+
+    def _receive_like(self, tensor: Tensor, link: Link | None) -> Tensor:
+        data = self.control.receive_tensor(link)
+        return from_raw_bytes(data, TensorSpec.raw(tuple(tensor.shape), tensor.dtype)).to(tensor.device)
 
     def close(self) -> None:
         """Say goodbye to the neighbours."""

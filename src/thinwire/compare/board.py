@@ -1,0 +1,36 @@
+"""The page of all boards: OUT.md, put together from OUT/discussion.md, every OUT/NAME.md and their plots."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from thinwire.files import write_atomic
+
+DISCUSSION = "discussion.md"
+
+
+def order(path: Path) -> tuple[float, str]:
+    """Sort boards by the number in front of their name, then by name."""
+    match = re.match(r"\d+", path.stem)
+    return (int(match[0]) if match else math.inf, path.stem)
+
+
+def plots_of(out: Path, name: str) -> Path:
+    """Return the folder of a board's plots."""
+    return out / "plots" / name
+
+
+def write_page(out: Path) -> Path:
+    """Rebuild the page; return its path."""
+    parts = [f"# {out.name.replace('_', ' ').capitalize()}"]
+    if (out / DISCUSSION).exists():
+        parts.append((out / DISCUSSION).read_text(encoding="utf-8").strip())
+    for path in sorted((path for path in out.glob("*.md") if path.name != DISCUSSION), key=order):
+        parts.append(path.read_text(encoding="utf-8").strip())
+        images = sorted(plots_of(out, path.stem).glob("*.png"))
+        parts += [f"![{path.stem}: {image.stem}]({out.name}/{image.relative_to(out).as_posix()})" for image in images]
+    page = out.with_name(out.name + ".md")
+    write_atomic(page, ("\n\n".join(parts) + "\n").encode())
+    return page

@@ -1,0 +1,108 @@
+"""Learning rows: what a spec learns from a seed, trained in one process. A run that was interrupted goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire import __version__, checkpoint
+from thinwire.compare.cases import Case
+from thinwire.compare.rows import Row, read_lines, refuse_difference, write_row
+from thinwire.config import RunConfig
+from thinwire.configfile import CONFIG_FILE, read, shared_settings
+from thinwire.pipeline.device import choose_device
+from thinwire.pipeline.pipeline import Pipeline, build_pipeline
+from thinwire.track import JsonLines, Progress, Tracker
+from thinwire.train import Trainer
+
+RUNS = Path("runs/compare")
+
+
+class TrafficLog(Tracker):
+    """Keep what has crossed each boundary so far, so that a resumed run counts on instead of anew."""
+
+    def __init__(self, folder: Path, pipeline: Pipeline, resumed: int) -> None:
+        self.meters = pipeline.traffic.boundaries
+        path = folder / "metrics" / "traffic.jsonl"
+        self.lines = JsonLines(path, resumed=resumed)
+        for line in read_lines(path)[-1:]:
+            for meter, counts in zip(self.meters, line["boundaries"], strict=True):
+                for name, number in counts.items():
+                    setattr(meter, name, number)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.lines.log(step, {"boundaries": [meter.counts() for meter in self.meters]})
+
+    def close(self) -> None:
+        self.lines.close()
+
+
+def finished(folder: Path, config: RunConfig) -> Row | None:
+    """Return the summary of a run that has done all its steps; refuse the folder if it is a run of other settings."""
+    if (folder / CONFIG_FILE).exists():
+        refuse_difference(folder, shared_settings(read(folder / CONFIG_FILE)), config, "remove that run to train it again")
+    if not (folder / "summary.json").exists():
+        return None
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary if summary["steps"] == config.train.steps else None
+
+
+def can_resume(folder: Path, config: RunConfig) -> bool:
+    """Tell whether an unfinished run left something to go on from."""
+    # A run that ended between its last checkpoint and its summary does its last steps again: there is no step left to resume at.
+    shutil.rmtree(folder / "checkpoints" / f"step-{config.train.steps:06d}", ignore_errors=True)
+    return bool(checkpoint.complete_steps(folder, range(config.pipeline.stages)))
+
+
+def train(config: RunConfig, folder: Path) -> Row:
+    """Train to the end, from the start or from where an earlier try stopped; return the summary."""
+    resume = can_resume(folder, config)
+    pipeline = build_pipeline(config, choose_device(config.device))
+    with ExitStack() as stack:
+        trackers: list[Tracker] = [stack.enter_context(Progress(config.train.steps))] if sys.stdout.isatty() else []
+        trainer = Trainer(config, folder, pipeline, resume=resume, trackers=trackers)
+        # The trainer knows only now from which step it goes on; it holds this very list.
+        trackers.append(stack.enter_context(TrafficLog(folder, pipeline, trainer.position.step)))
+        summary = trainer.run()
+    if summary["steps"] < config.train.steps:
+        raise KeyboardInterrupt
+    return summary
+
+
+def curve(metrics: Path, summary: Row) -> dict[int, float]:
+    """Return the validation losses by step: those on the way and the final one."""
+    found = {line["step"]: line["val_loss"] for line in read_lines(metrics) if "val_loss" in line} | {summary["steps"]: summary["val_loss"]}
+    if bad := [step for step, loss in found.items() if loss is None or not math.isfinite(loss)]:
+        raise ValueError(
+            f"the validation loss after step {bad[0]} is not a number: this training cannot be scored; try a lower --train.rate"
+        )
+    return found
+
+
+def learn(case: Case, seed: int, path: Path) -> Row:
+    """Make a learning row."""
+    config, folder = case.learning(seed), RUNS / case.name(seed)
+    summary = finished(folder, config) or train(config, folder)
+    row = {
+        "spec": case.spec.text,
+        "seed": seed,
+        "command": case.command(config),
+        "steps": summary["steps"],
+        "tokens": summary["tokens"],
+        "val_loss": summary["val_loss"],
+        "trainable_parameters": summary["trainable_parameters"],
+        "bytes_per_token_forward": summary["bytes_per_token_forward"],
+        "bytes_per_token_backward": summary["bytes_per_token_backward"],
+        "curve": curve(folder / "metrics" / "stage-all.jsonl", summary),
+        "thinwire": __version__,
+        "torch": torch.__version__,
+    }
+    return write_row(path, config, row)

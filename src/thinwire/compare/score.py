@@ -1,0 +1,187 @@
+"""The arithmetic of a comparison: curves and speeds in, standings out. No files, no text."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from thinwire.compare.rows import Row, curve_of
+
+Curve = Mapping[int, float]
+
+
+def mean_curve(curves: Sequence[Curve]) -> dict[int, float]:
+    """Average curves over seeds, at the steps that all of them have."""
+    steps = set.intersection(*map(set, curves)) if curves else set()
+    return {step: statistics.fmean(curve[step] for curve in curves) for step in sorted(steps)}
+
+
+def value_at(curve: Curve, step: float) -> float | None:
+    """Interpolate a curve linearly; None outside of it."""
+    points = sorted(curve.items())
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if left <= step <= right:
+            return low + (high - low) * (step - left) / (right - left)
+    return points[0][1] if len(points) == 1 and points[0][0] == step else None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a curve reached the target; `at_most`: it was there at its first validation, so it may have been earlier."""
+
+    steps: float
+    at_most: bool = False
+
+
+def steps_to(curve: Curve, target: float) -> Reached | None:
+    """Find where a curve first meets the target, interpolated linearly between validations."""
+    points = sorted(curve.items())
+    for number, (right, low) in enumerate(points):
+        if low > target:
+            continue
+        if number == 0:
+            return Reached(right, at_most=True)
+        left, high = points[number - 1]
+        return Reached(left + (right - left) * (high - target) / (high - low))
+    return None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the steps of a spec take on a link."""
+
+    seconds: float
+    warmup: int = 0
+    """Steps at the start that cross uncompressed."""
+    warmup_seconds: float = 0.0
+    """What each of those takes."""
+
+    def time(self, steps: float) -> float:
+        """Return the seconds of so many steps."""
+        slow = min(steps, self.warmup)
+        return slow * self.warmup_seconds + (steps - slow) * self.seconds
+
+
+@dataclass(frozen=True)
+class OnLink:
+    """How a spec stands on one link."""
+
+    pace: Pace | None = None
+    tokens_per_second: float | None = None
+    time: float | None = None
+    """Seconds to the target."""
+    faster: float | None = None
+    """Dense's time over its own."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a spec stands."""
+
+    label: str
+    heading: str | None
+    curve: dict[int, float] = field(default_factory=dict)
+    seeds: int = 0
+    """Learning rows there are."""
+    parameters: int | None = None
+    loss: float | None = None
+    spread: float | None = None
+    """Half the range over several seeds."""
+    distance: float | None = None
+    """Loss above dense's, in percent."""
+    forward: float | None = None
+    backward: float | None = None
+    fewer: float | None = None
+    """Dense's bytes over its own, both directions."""
+    reached: Reached | None = None
+    links: dict[str, OnLink] = field(default_factory=dict)
+    peak_rss_bytes: float | None = None
+    """Of the largest stage."""
+
+    @property
+    def both(self) -> float | None:
+        return None if self.forward is None or self.backward is None else self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A spec and its rows, as far as they are there."""
+
+    label: str
+    heading: str | None
+    warmup: int
+    learn: Sequence[Row]
+    speed: Mapping[str, Row]
+
+
+@dataclass(frozen=True)
+class Board:
+    """All standings and what they were judged by."""
+
+    standings: list[Standing]
+    target: float | None
+
+    @property
+    def dense(self) -> Standing | None:
+        return next((standing for standing in self.standings if standing.label == "dense"), None)
+
+
+def find_target(entries: Sequence[Entry], steps: int) -> float | None:
+    """Return dense's validation loss at half of the steps; None while it has no curve."""
+    dense = next((entry for entry in entries if entry.label == "dense"), None)
+    return value_at(mean_curve([curve_of(row) for row in dense.learn]), steps / 2) if dense and dense.learn else None
+
+
+def score(entries: Sequence[Entry], links: Sequence[str], target: float | None) -> Board:
+    """Judge all entries against the target and against dense."""
+    dense = next((entry for entry in entries if entry.label == "dense"), None)
+    reference = stand(dense, links, target, None, None) if dense else None
+    return Board([stand(entry, links, target, reference, dense) for entry in entries], target)
+
+
+def stand(entry: Entry, links: Sequence[str], target: float | None, reference: Standing | None, dense: Entry | None) -> Standing:
+    """Judge one entry; `reference` is how dense stands."""
+    curve = mean_curve([curve_of(row) for row in entry.learn])
+    reached = steps_to(curve, target) if target is not None else None
+    losses = [row["val_loss"] for row in entry.learn]
+    forward, backward = (mean([row[f"bytes_per_token_{way}"] for row in entry.learn]) for way in ("forward", "backward"))
+    loss, peaks = mean(losses), [max(row["peak_rss_bytes"]) for row in entry.speed.values()]
+    both = None if forward is None or backward is None else forward + backward
+    return Standing(
+        label=entry.label,
+        heading=entry.heading,
+        curve=curve,
+        seeds=len(losses),
+        parameters=entry.learn[0]["trainable_parameters"] if losses else None,
+        loss=loss,
+        spread=(max(losses) - min(losses)) / 2 if len(losses) > 1 else None,
+        distance=None if loss is None or reference is None or reference.loss is None else 100 * (loss / reference.loss - 1),
+        forward=forward,
+        backward=backward,
+        fewer=ratio(reference.both if reference else None, both),
+        reached=reached,
+        links={link: on_link(entry, link, reached, reference, dense) for link in links},
+        peak_rss_bytes=max(peaks) if peaks else None,
+    )
+
+
+def on_link(entry: Entry, link: str, reached: Reached | None, reference: Standing | None, dense: Entry | None) -> OnLink:
+    """Judge an entry on one link; an uncompressed warm-up takes dense's time, and is unknown without it."""
+    row, plain = entry.speed.get(link), dense.speed.get(link) if dense else None
+    if row is None or (entry.warmup and plain is None):
+        return OnLink(tokens_per_second=row["tokens_per_second"] if row else None)
+    pace = Pace(row["seconds_per_step"], entry.warmup, plain["seconds_per_step"] if plain else 0.0)
+    time = pace.time(reached.steps) if reached else None
+    return OnLink(pace, row["tokens_per_second"], time, ratio(reference.links[link].time if reference else None, time))
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, None of nothing."""
+    return statistics.fmean(values) if values else None
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    """Divide where both are known."""
+    return above / below if above is not None and below else None

@@ -1,0 +1,95 @@
+"""SPECs: one line of text says which boundary method, with which options, takes part in a comparison. No torch here.
+
+NAME[:WORD=VALUE,...]     anchored:rank=32,bits=4      subspace:rank=16,model.ffn=900
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORM = "NAME[:WORD=VALUE,...], such as subspace:rank=16"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A codec with its options, and words of the config that differ for it alone."""
+
+    text: str
+    codec: str
+    options: tuple[tuple[str, Any], ...] = ()
+    """Options of the codec."""
+    words: tuple[tuple[str, Any], ...] = ()
+    """Words of the config, such as `model.ffn`."""
+    heading: str | None = None
+    """Group of the table."""
+
+    @property
+    def slug(self) -> str:
+        """Name the spec so that a file can bear it: anchored-rank32-bits4."""
+        parts = [part.replace("=", "", 1) for part in re.split("[:,]", self.text)]
+        return re.sub(r"[^\w.-]+", "_", "-".join(parts))
+
+
+def parse_spec(text: str, heading: str | None = None) -> Spec:
+    """Read one SPEC."""
+    name, colon, listed = text.partition(":")
+    if not name or (colon and not listed):
+        raise ValueError(f"the spec {text!r} has no {'options after its colon' if name else 'codec'}; write {FORM}")
+    found: dict[str, Any] = {}
+    for item in listed.split(",") if listed else ():
+        word, equals, value = item.partition("=")
+        if not (word and equals and value):
+            raise ValueError(f"the spec {text!r} has {item!r} where WORD=VALUE is expected; write {FORM}")
+        if word in found:
+            raise ValueError(f"the spec {text!r} gives {word} twice; leave one out")
+        found[word] = read_value(value)
+    options = tuple((word, value) for word, value in found.items() if "." not in word)
+    return Spec(text, name, options, tuple((word, value) for word, value in found.items() if "." in word), heading)
+
+
+def read_value(text: str) -> Any:
+    """Read a value as TOML would, else as plain text; `none` unsets."""
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_specs(arguments: Iterable[str]) -> list[Spec]:
+    """Read SPECs and @FILEs in their order; a spec that was given before is refused."""
+    specs: list[Spec] = []
+    for argument in arguments:
+        specs += read_specs(Path(argument[1:])) if argument.startswith("@") else [parse_spec(argument)]
+    seen: dict[str, Spec] = {}
+    for spec in specs:
+        if spec.slug in seen:
+            raise ValueError(f"the spec {spec.text!r} is given twice (as {seen[spec.slug].text!r}); leave one out")
+        seen[spec.slug] = spec
+    return specs
+
+
+def read_specs(path: Path) -> list[Spec]:
+    """Read a file of SPECs, one per line; `# text` is the heading of what follows."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}; @FILE names a text file with one SPEC per line") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text; save it as UTF-8") from None
+    specs: list[Spec] = []
+    heading = None
+    for line in filter(None, map(str.strip, lines)):
+        if line.startswith("#"):
+            heading = line.lstrip("#").strip() or None
+        else:
+            specs.append(parse_spec(line, heading))
+    if not specs:
+        raise ValueError(f"{path} holds no spec; write one per line: {FORM}")
+    return specs

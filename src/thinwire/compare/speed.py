@@ -1,0 +1,102 @@
+"""Speed rows: seconds per step of a spec in real workers over an emulated link. Repeats are kept one by one; their median counts."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+
+import torch
+
+from thinwire import __version__
+from thinwire.compare.cases import Case
+from thinwire.compare.command import SKIPPED_STEPS
+from thinwire.compare.rows import Row, read_lines, read_row, write_row
+from thinwire.launch import launch
+from thinwire.settings import TrainCommand
+
+NO_MATTER = frozenset({"seed", "train.steps", "train.validate_every", "train.checkpoint_every", "train.validation_sequences"})
+"""Settings that do not change how long a step takes."""
+BUSY = 0.7
+"""Cores in use by others, or load average, above which a measurement is worth little."""
+LOOK_SECONDS = 0.5
+
+
+def supervised(command: TrainCommand) -> Row:
+    """Train in workers; show them on a terminal, say nothing elsewhere."""
+    with nullcontext() if sys.stdout.isatty() else redirect_stdout(io.StringIO()):
+        summary = launch(command)
+    if summary["steps"] < command.config.train.steps:
+        raise KeyboardInterrupt
+    return summary
+
+
+def busy_cores() -> float | None:
+    """Measure how many cores others keep busy right now; unlike the load average it does not remember our own last measurement."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+
+    def ticks() -> tuple[int, int]:
+        numbers = [int(number) for number in stat.read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]  # all, and idle or waiting for a disk
+
+    before = ticks()
+    time.sleep(LOOK_SECONDS)
+    total, idle = (now - then for now, then in zip(ticks(), before, strict=True))
+    return round((1 - idle / total) * (os.cpu_count() or 1), 2) if total else None
+
+
+def load_average() -> float | None:
+    """Return the load of the last minute, where the system keeps it."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def measure(case: Case, link: str, steps: int) -> Row:
+    """Train a few steps over a link."""
+    load, busy = load_average(), busy_cores()
+    with tempfile.TemporaryDirectory(prefix="thinwire-speed-") as folder:
+        run = Path(folder) / "run"
+        summary = supervised(TrainCommand(config=case.timed(link, steps), run=run, resume=False))
+        times = [0.0, *(line["seconds"] for line in read_lines(run / "metrics" / "stage-0.jsonl"))]
+    seconds = [after - before for before, after in itertools.pairwise(times)]
+    return {
+        "seconds_per_step": statistics.median(seconds[SKIPPED_STEPS:]),
+        "steps": steps,
+        "socket_bytes": summary["socket_bytes"],
+        "peak_rss_bytes": summary["peak_rss_bytes"],
+        "load_average": load,
+        "busy_cores": busy,
+    }
+
+
+def disturbance(turn: Row) -> float:
+    """Say how much others disturbed a measurement, in cores."""
+    return turn["load_average"] or 0.0 if turn["busy_cores"] is None else turn["busy_cores"]
+
+
+def add_turn(case: Case, link: str, steps: int, path: Path) -> Row:
+    """Measure once more and put the row in place."""
+    config = case.timed(link, steps)
+    before = read_row(path, config, NO_MATTER)
+    turns = [*(before["turns"] if before else []), measure(case, link, steps)]
+    seconds = statistics.median(turn["seconds_per_step"] for turn in turns)
+    row = {
+        "spec": case.spec.text,
+        "link": link,
+        "command": case.command(config),
+        "seconds_per_step": seconds,
+        "tokens_per_second": config.train.batch * config.model.context / seconds,
+        "peak_rss_bytes": [max(peak or 0 for peak in stage) for stage in zip(*(turn["peak_rss_bytes"] for turn in turns), strict=True)],
+        "turns": turns,
+        "cores": os.cpu_count(),
+        "thinwire": __version__,
+        "torch": torch.__version__,
+    }
+    return write_row(path, config, row)

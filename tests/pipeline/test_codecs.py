@@ -1,0 +1,77 @@
+"""Every codec: crossing boundaries as bytes gives the loss and the gradients of one graph in which nothing is packed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from helpers import MICROBATCH, gradients, make_pipeline, random_ids, relative
+from thinwire.codecs import registry
+from thinwire.codecs.base import Context
+
+VARIANTS = [(name, {}) for name in registry.names()]
+VARIANTS += [
+    ("dense", {"bits": 4}),
+    ("subspace", {"rank": 5, "bits": 3}),
+    ("anchored", {"rank": 6, "bits": 4, "projector": "learned", "ngrams": 2, "anchors": "factorised"}),
+    ("topk", {"bits": 4}),
+    ("topk", {"warmup": 1}),
+    ("topk", {"warmup": 0, "from_layer": 3}),
+    ("quantize", {"warmup": 2, "from_layer": 1}),
+]
+
+
+def one_graph(pipeline, batch_BT1: torch.Tensor, step: int) -> float:
+    """Run the stages of a pipeline as one differentiable function."""
+    total = 0.0
+    for start in range(0, len(batch_BT1), MICROBATCH):
+        ids, payload = batch_BT1[start : start + MICROBATCH], ()
+        context = Context(step, torch.arange(start, start + MICROBATCH))
+        for stage in pipeline.stages:
+            payload = stage(ids, payload, context)
+        share = payload[0] * (MICROBATCH / len(batch_BT1))
+        share.backward()
+        total += share.item()
+    return total
+
+
+@pytest.mark.parametrize("name, options", VARIANTS, ids=str)
+def test_bytes_change_nothing(name, options):
+    ids = random_ids()
+    for step in (0, 1, 2):
+        # Codecs whose state learns from the stream start alike, so step 2 compares what they learned as well.
+        packed, plain = (make_pipeline(name, stages=3, split="1,2,1", **options) for _ in range(2))
+        for number in range(step + 1):
+            loss, expected = packed.step(ids, number, 0), one_graph(plain, ids, number)
+        assert loss == pytest.approx(expected, rel=1e-10)
+        found, wanted = gradients(packed), gradients(plain)
+        assert found.keys() == wanted.keys()
+        for key, gradient in wanted.items():
+            assert relative(found[key], gradient) < 1e-10 if gradient.any() else not found[key].any(), key
+
+
+def test_left_off_before_a_layer():
+    pipeline = make_pipeline("quantize", stages=4, from_layer=2, dtype="fp32")
+    pipeline.step(random_ids(), 0, 0)
+    width = pipeline.codec.model.width
+    assert [boundary.meter.backward / boundary.meter.tokens for boundary in pipeline.boundaries] == [4 * width, width + 2, width + 2]
+
+
+def test_warm_up_sends_the_whole_stream_then_the_codec():
+    pipeline = make_pipeline("quantize", stages=2, warmup=2, dtype="fp32")
+    sent = [0.0]
+    for step in range(3):
+        pipeline.step(random_ids(), step, 0)
+        sent.append(pipeline.boundaries[0].meter.backward)
+    tokens, width = pipeline.boundaries[0].meter.tokens / 3, pipeline.codec.model.width
+    assert [(after - before) / tokens for before, after in pairwise(sent)] == [4 * width, 4 * width, width + 2]
+
+
+@pytest.mark.parametrize(
+    "options, message", [({"warmup": -1}, "codec.warmup is -1; choose 0 or more"), ({"from_layer": 4}, "from_layer is 4")]
+)
+def test_impossible_limits_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_pipeline("quantize", **options)
