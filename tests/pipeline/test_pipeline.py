@@ -28,7 +28,7 @@ def test_evaluation_counts_no_bytes_and_leaves_no_gradient():
     assert pipeline.traffic.per_token("forward") == 0 and not gradients(pipeline)
 
 
-@pytest.mark.parametrize("options", [{}, {"bits": 4}])
+@pytest.mark.parametrize("options", [{}, {"bits": 4, "rounding": "stochastic"}])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_microbatch_size_changes_nothing_but_rounding(options, dropout):
     """Dropout and stochastic rounding belong to the sample, so even they agree."""

@@ -35,8 +35,8 @@ class Options:
     """Quantise the payload to this many bits (8, 4, 3, 2 or 1); unset: send `dtype`."""
     backward_bits: int | None = None
     """Bits of the gradient on its way back; unset: as many as `bits`."""
-    rounding: Literal["stochastic", "nearest"] = "stochastic"
-    """How a quantised gradient is rounded."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """How a quantised gradient is rounded; `stochastic` is right on average."""
 
 
 CodecOptions = Options  # `Codec.Options` hides the name inside the class

@@ -1,4 +1,4 @@
-"""Few-bit codes with one scale per token: round to nearest forward, stochastic rounding backward.
+"""Few-bit codes with one scale per token, rounded to nearest; gradients stochastically where asked.
 
 The payload is a tensor of integer-valued codes and a tensor of scales; in backward their "gradients" are the codes and scales of the
 quantised gradient, so both directions lie on the wire's grid and a transport that does not pack carries the same values. The grids and

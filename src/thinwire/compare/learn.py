@@ -15,7 +15,7 @@ import torch
 
 from thinwire import __version__, checkpoint
 from thinwire.compare.cases import Case
-from thinwire.compare.rows import Row, read_lines, refuse_difference, write_row
+from thinwire.compare.rows import SAME_MATHEMATICS, Row, read_lines, refuse_difference, write_row
 from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, read, shared_settings
 from thinwire.pipeline.device import choose_device
@@ -48,7 +48,8 @@ class TrafficLog(Tracker):
 def finished(folder: Path, config: RunConfig) -> Row | None:
     """Return the summary of a run that has done all its steps; refuse the folder if it is a run of other settings."""
     if (folder / CONFIG_FILE).exists():
-        refuse_difference(folder, shared_settings(read(folder / CONFIG_FILE)), config, "remove that run to train it again")
+        made_with = shared_settings(read(folder / CONFIG_FILE))
+        refuse_difference(folder, made_with, config, "remove that run to train it again", SAME_MATHEMATICS)
     if not (folder / "summary.json").exists():
         return None
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

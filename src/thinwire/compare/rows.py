@@ -13,6 +13,9 @@ from thinwire.files import write_atomic
 
 Row = dict[str, Any]
 
+SAME_MATHEMATICS = frozenset({"pipeline.microbatches"})
+"""Settings of a training in one process that change its results by rounding only."""
+
 
 def read_row(path: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
     """Read a row and refuse one of other settings; None where there is none."""

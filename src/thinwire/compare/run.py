@@ -18,7 +18,7 @@ from thinwire.compare.cases import Case, prepare
 from thinwire.compare.command import CompareCommand
 from thinwire.compare.learn import RUNS, finished, learn
 from thinwire.compare.plot import draw
-from thinwire.compare.rows import Row, curve_of, read_row
+from thinwire.compare.rows import SAME_MATHEMATICS, Row, curve_of, read_row
 from thinwire.compare.score import Board, Entry, Pace, find_target, score, steps_to, value_at
 from thinwire.compare.speed import BUSY, NO_MATTER, add_turn, disturbance
 from thinwire.compare.table import Check, Facts, markdown, show
@@ -63,7 +63,7 @@ class Comparison:
 
     def read(self, path: Path, config: RunConfig) -> Row | None:
         """Read the row of a training; where there is none yet, refuse a run folder that it could not be made from."""
-        row = read_row(path, config)
+        row = read_row(path, config, SAME_MATHEMATICS)
         if row is None and not self.command.redraw:
             finished(RUNS / path.stem, config)
         return row
