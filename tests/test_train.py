@@ -62,6 +62,13 @@ def test_same_command_same_bits_and_resume_too(config, tmp_path, words):
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_a_codec_measures_is_logged(config, tmp_path):
+    train(config, tmp_path / "run", "--codec.name", "threshold", "--codec.density", "0.2", "--pipeline.stages", "4")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics/stage-all.jsonl").read_text().splitlines()]
+    for line in lines:
+        assert all(0.2 / 3 < line[f"density_{layer}"] < 0.2 * 3 for layer in (1, 2, 3))
+
+
 def test_seed_changes_the_run(config, tmp_path):
     assert train(config, tmp_path / "a")["model_sha256"] != train(config, tmp_path / "b", "--seed", "1")["model_sha256"]
 

@@ -33,6 +33,7 @@ class Partly(Codec):
 
     def __init__(self, inner: Codec, options: LossyOptions) -> None:
         super().__init__(options, inner.model, seed=inner.seed, compute=inner.compute)
+        assert not inner.constrains and inner.sent_width == inner.width, "a codec that shapes the network cannot be left off"
         for name in ("warmup", "from_layer"):
             if getattr(options, name) < 0:
                 raise ValueError(f"codec.{name} is {getattr(options, name)}; choose 0 or more")
@@ -47,6 +48,9 @@ class Partly(Codec):
     def at(self, layer: int) -> Codec:
         return self.later if layer >= self.from_layer else self.plain
 
+    def shares_after(self, step: int) -> bool:
+        return self.later.shares_after(step)
+
     def stream(self, plan: StagePlan) -> Stream:
         return self.later.stream(plan)
 
@@ -58,6 +62,9 @@ class WarmUp(Codec):
         super().__init__(inner.options, inner.model, seed=inner.seed, compute=inner.compute)
         self.inner, self.steps = inner, steps
         self.integer_slots = frozenset(slot + 1 for slot in inner.integer_slots)
+
+    def shares_after(self, step: int) -> bool:
+        return self.inner.shares_after(step)
 
     def stream(self, plan: StagePlan) -> Stream:
         return self.inner.stream(plan)

@@ -113,9 +113,11 @@ class Stage(nn.Module):
         return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in apart}
 
     def figures(self) -> dict[str, float]:
-        """Return what the ends have measured of the step."""
-        modules = (module for ends in (self.entries, self.exits) for module in ends.modules())
-        return {name: value for module in modules if isinstance(module, Measuring) for name, value in module.figures().items()}
+        """Return what the ends have measured of the step, named by the layer behind their boundary."""
+        ends = [(layer, module) for part in (self.entries, self.exits) for layer, end in part.items() for module in end.modules()]
+        return {
+            f"{name}_{layer}": value for layer, module in ends if isinstance(module, Measuring) for name, value in module.figures().items()
+        }
 
     def _blocks(self, stream: Tensor, static: Tensor | None, context: Context) -> Tensor:
         """Run the layers; on the last stage open the stream to D channels where the free layers begin."""
