@@ -1,24 +1,22 @@
 """The anchored boundary (MAPL, arXiv 2606.05484): layers stay free, each boundary has a K-wide projector and each stage its own anchors.
 
-A stage adds what it knows of the tokens by itself, a_p[t], at its input and leaves it out at its output, so that only what the layers
-wrote has to cross. With R the part of the input that was received and W what the stage has written,
+A stage adds what it knows of the tokens by itself, a_p[t], at its input and takes it away at its output, so that only what the layers
+have written has to cross:
 
-    send      Z = (R + gain W) A_p                 K numbers per token
-    receive   X = R + a_{p+1}[t],   R = Z A_p^T
+    send      Z = (X - a_p[t]) A_p                 K numbers per token
+    receive   X = Z A_p^T + a_{p+1}[t]
 
-With gain 1 this is the published (X - a_p[t]) A_p. The first stage's anchor is its embedding. Three choices of our own:
+The first stage's anchor is its embedding. Two choices of our own:
 
-* Every anchor starts as the embedding does (all stages can draw it from the seed): at the first step no token feature is lost.
 * `channels`: all boundaries cut the same K channels, so what one stage sends reaches every later one unless a layer overwrites it. With
   another random projector at each boundary a share of K/D of it survives each crossing.
-* The gain makes what crosses as large as what was written, which K of D directions alone would not be.
+* Every anchor starts as the embedding does (all stages can draw it from the seed): at the first step no token feature is lost.
 
 Anchors may also know the tokens before (`ngrams`): ids ride along anyway, so this costs no byte.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,8 +41,6 @@ class AnchoredOptions(Options):
     """Numbers per token, K; at most the model width."""
     projector: Literal["channels", "fixed", "learned"] = "channels"
     """A_p: the first K channels, a random orthonormal matrix per boundary, or one that is learned on the Stiefel manifold."""
-    gain: float | None = None
-    """How much a stage's own writes are amplified where they leave it; unset: (D/K)^1/2, 1: as published."""
     projector_rate: float = 0.01
     """Step length of a learned projector, relative to its own size."""
     projector_every: int = 10
@@ -98,18 +94,15 @@ class Anchor(nn.Module):
 class AnchoredExit(nn.Module):
     """Send the coordinates of what the stage has computed."""
 
-    def __init__(self, projector: Channels | Frozen | Learned, gain: float, wire: torch.dtype) -> None:
+    def __init__(self, projector: Channels | Frozen | Learned, wire: torch.dtype) -> None:
         super().__init__()
         self.projector = projector
-        self.gain, self.wire = gain, wire
+        self.wire = wire
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
-        entered = context.kept.get("entered", context.kept.get("embedded"))
-        written = stream if entered is None else stream - entered
-        carried = written * self.gain
-        if "received" in context.kept:
-            carried = carried + context.kept["received"]
-        return (self.projector.narrow(carried).to(self.wire),)
+        anchor = context.kept.get("anchor", context.kept.get("embedded"))
+        written = stream if anchor is None else stream - anchor
+        return (self.projector.narrow(written).to(self.wire),)
 
 
 class AnchoredEntry(nn.Module):
@@ -121,9 +114,8 @@ class AnchoredEntry(nn.Module):
         self.compute = compute
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
-        received_BTD = context.kept["received"] = self.projector.widen(payload[0].to(self.compute)).to(self.compute)
-        entered = context.kept["entered"] = received_BTD + self.anchor(ids_BT)
-        return entered
+        anchor = context.kept["anchor"] = self.anchor(ids_BT)
+        return (self.projector.widen(payload[0].to(self.compute)) + anchor).to(self.compute)
 
 
 class Anchored(Codec):
@@ -142,12 +134,6 @@ class Anchored(Codec):
         if not 0 < options.projector_rate < 1:
             raise ValueError(f"codec.projector_rate is {options.projector_rate}; choose a number between 0 and 1, such as 0.01")
 
-    @property
-    def gain(self) -> float:
-        """Return the amplification of a stage's writes."""
-        # Only K of D directions cross: amplified, what crosses has the size of what was written.
-        return math.sqrt(self.model.width / self.options.rank) if self.options.gain is None else self.options.gain
-
     def projector(self, layer: int) -> Channels | Frozen | Learned:
         """Make the projector of the boundary in front of a layer."""
         width, rank = self.model.width, self.options.rank
@@ -164,7 +150,7 @@ class Anchored(Codec):
         entry = None
         if not plan.first:
             entry = AnchoredEntry(self.projector(first), Anchor(self.options, self.model, first, self.seed), self.compute)
-        exit = None if plan.last else AnchoredExit(self.projector(behind), self.gain, self.wire_dtype)
+        exit = None if plan.last else AnchoredExit(self.projector(behind), self.wire_dtype)
         return entry, exit
 
     def error_bound(self, source: Tensor) -> None:
