@@ -39,6 +39,16 @@ def test_a_codec_from_elsewhere_trains(config, tmp_path, mode, bits, both_ways):
     assert summary["bytes_per_token_forward"] + summary["bytes_per_token_backward"] == pytest.approx(both_ways)
 
 
+@pytest.mark.timeout(120)
+def test_it_obeys_the_laws(tmp_path):
+    install(tmp_path)
+    tests = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "grouped"]
+    command += [str(tests / "codecs" / "test_laws.py"), str(tests / "pipeline" / "test_codecs.py")]
+    result = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0 and "passed" in result.stdout, result.stdout
+
+
 def test_the_help_lists_its_options(tmp_path):
     install(tmp_path)
     command = [sys.executable, "-m", "thinwire", "train", "--codec.name", "grouped", "--help"]

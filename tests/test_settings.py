@@ -459,3 +459,9 @@ def test_the_hash_covers_every_field_but_the_local_ones():
 
 def test_local_fields_are_the_promised_ones():
     assert settings.LOCAL | {"train.steps"} == LOCAL_WORDS.keys()
+
+
+def test_a_codec_that_no_boundary_would_use_is_refused():
+    words = ["--config", "small", "--codec.name", "topk", "--codec.from_layer"]
+    assert "codec.from_layer is 8, the last boundary is before layer 7" in refusal([*words, "8"])
+    assert parse_train([*words, "7"]).config.codec.from_layer == 7

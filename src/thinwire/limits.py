@@ -48,8 +48,14 @@ def check(config: RunConfig) -> None:
     check_pipeline(config)
     from thinwire.codecs import registry  # not at the top: it imports torch
 
+    ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     if registry.build(config.codec, config.model).constrains:
-        constrained_layers(config.model, cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split))
+        constrained_layers(config.model, ranges)
+    if len(ranges) > 1 and getattr(config.codec, "from_layer", 0) > ranges[-1].start:
+        raise ValueError(
+            f"codec.from_layer is {config.codec.from_layer}, the last boundary is before layer {ranges[-1].start}, so nothing would "
+            f"be compressed; choose 0 to {ranges[-1].start}"
+        )
     check_workers(config)
 
 

@@ -69,9 +69,21 @@ def test_warm_up_sends_the_whole_stream_then_the_codec():
     assert [(after - before) / tokens for before, after in pairwise(sent)] == [4 * width, 4 * width, width + 2]
 
 
-@pytest.mark.parametrize(
-    "options, message", [({"warmup": -1}, "codec.warmup is -1; choose 0 or more"), ({"from_layer": 4}, "from_layer is 4")]
-)
-def test_impossible_limits_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_pipeline("quantize", **options)
+def test_a_negative_warm_up_is_refused():
+    with pytest.raises(ValueError, match=r"codec.warmup is -1"):
+        make_pipeline("quantize", warmup=-1)
+
+
+@pytest.mark.parametrize("options", [{"backward_bits": 4}, {"rounding": "stochastic"}])
+def test_options_of_a_quantiser_that_is_not_there_are_refused(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"codec.{name} is .*, but nothing is quantised"):
+        make_pipeline("dense", **options)
+
+
+def test_what_leaves_a_stage_is_contiguous():
+    """As gloo and older engines demand."""
+    for name in registry.names():
+        pipeline = make_pipeline(name, stages=2)
+        payload = pipeline.stages[0](random_ids(batch=MICROBATCH), (), Context(0, torch.arange(MICROBATCH)))
+        assert all(tensor.is_contiguous() for tensor in payload), name

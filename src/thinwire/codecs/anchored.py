@@ -17,6 +17,7 @@ Anchors may also know the tokens before (`ngrams`): ids ride along anyway, so th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,6 +132,8 @@ class Anchored(Codec):
         for name in ("anchor_rank", "ngrams", "buckets", "projector_every"):
             if getattr(options, name) < 1:
                 raise ValueError(f"codec.{name} is {getattr(options, name)}; choose 1 or more")
+        if not 0 < options.ngram_gain < math.inf:
+            raise ValueError(f"codec.ngram_gain is {options.ngram_gain}; choose a number above 0, 1 is usual")
         if not 0 < options.projector_rate < 1:
             raise ValueError(f"codec.projector_rate is {options.projector_rate}; choose a number between 0 and 1, such as 0.01")
 

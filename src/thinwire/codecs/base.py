@@ -151,6 +151,8 @@ class Codec:
     """Whether all but the free layers of the model are bound by this codec."""
     integer_slots: frozenset[int] = frozenset()
     """Payload tensors that hold positions, masks or factors without a gradient: a codec chained behind leaves them as they are."""
+    depends_on_microbatch = False
+    """Whether what is sent of a sample depends on the others of its microbatch."""
     owns_bits = False
     """Whether `bits` is this codec's own affair; otherwise `quantize` is chained behind it where bits are given."""
 

@@ -74,6 +74,10 @@ class Chain(Codec):
     def sent_width(self) -> int:
         return self.first.sent_width
 
+    def at(self, layer: int) -> Codec:
+        first, second = self.first.at(layer), self.second.at(layer)
+        return self if first is self.first and second is self.second else Chain(first, second)
+
     def stream(self, plan: StagePlan) -> Stream:
         return self.first.stream(plan)
 

@@ -5,9 +5,8 @@
     receive   X = P Q^T
 
 The gradient is that of the projection with Q held fixed, dX = (dX_received Q) Q^T. The study that introduced this (arXiv 2301.02654)
-orthonormalises P instead and differentiates through it with Q detached; an orthonormal Q takes the same bytes and gives the exact
-gradient. Nothing is kept from one batch to the next, because its rows are unrelated samples: a start from the last batch's Q would make
-results depend on the microbatches and gain nothing.
+orthonormalises P instead, differentiates through it with Q detached, and starts from the Q of the batch before. An orthonormal Q takes the
+same bytes; nothing is kept from one batch to the next, because its rows are unrelated samples and results would depend on microbatches.
 
 Q knows the whole sequence, so later tokens influence how earlier ones are rounded: the loss of a causal model with this codec is
 flattered, and such a model cannot generate token by token.

@@ -37,16 +37,12 @@ class Partly(Codec):
         for name in ("warmup", "from_layer"):
             if getattr(options, name) < 0:
                 raise ValueError(f"codec.{name} is {getattr(options, name)}; choose 0 or more")
-        if options.from_layer >= inner.model.layers:
-            raise ValueError(
-                f"codec.from_layer is {options.from_layer} for {inner.model.layers} layers, so nothing would be compressed; choose less"
-            )
         self.later = WarmUp(inner, options.warmup) if options.warmup else inner
         self.plain = Dense(replace(options, bits=None), inner.model, seed=inner.seed, compute=inner.compute)
         self.from_layer = options.from_layer
 
     def at(self, layer: int) -> Codec:
-        return self.later if layer >= self.from_layer else self.plain
+        return self.later.at(layer) if layer >= self.from_layer else self.plain
 
     def shares_after(self, step: int) -> bool:
         return self.later.shares_after(step)

@@ -48,6 +48,11 @@ def find(name: str) -> type[Codec]:
 
 def build(options: Options, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> Codec:
     """Make the codec that the options describe, with `quantize` behind it where they give bits, left off where they say so."""
+    if options.bits is None and (options.backward_bits is not None or options.rounding != "nearest"):
+        given = "rounding" if options.backward_bits is None else "backward_bits"
+        raise ValueError(
+            f"codec.{given} is {getattr(options, given)}, but nothing is quantised; set codec.bits, or leave codec.{given} out"
+        )
     codec = find(options.name)(options, model, seed=seed, compute=compute)
     if options.bits is not None and not codec.owns_bits:
         shared = {entry.name: getattr(options, entry.name) for entry in dataclasses.fields(Options)}

@@ -117,6 +117,7 @@ class Threshold(Codec):
     Options = ThresholdOptions
     options: ThresholdOptions
     integer_slots = frozenset({MASK})
+    depends_on_microbatch = True  # the threshold is that of a step's first one
 
     def __init__(self, options: ThresholdOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)

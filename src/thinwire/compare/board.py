@@ -17,6 +17,11 @@ def order(path: Path) -> tuple[float, str]:
     return (int(match[0]) if match else math.inf, path.stem)
 
 
+def is_board(path: Path) -> bool:
+    """Tell a board from other pages in the same folder: it begins with its own name."""
+    return path.name != DISCUSSION and path.read_text(encoding="utf-8").startswith(f"## {path.stem}\n")
+
+
 def plots_of(out: Path, name: str) -> Path:
     """Return the folder of a board's plots."""
     return out / "plots" / name
@@ -27,7 +32,7 @@ def write_page(out: Path) -> Path:
     parts = [f"# {out.name.replace('_', ' ').capitalize()}"]
     if (out / DISCUSSION).exists():
         parts.append((out / DISCUSSION).read_text(encoding="utf-8").strip())
-    for path in sorted((path for path in out.glob("*.md") if path.name != DISCUSSION), key=order):
+    for path in sorted(filter(is_board, out.glob("*.md")), key=order):
         parts.append(path.read_text(encoding="utf-8").strip())
         images = sorted(plots_of(out, path.stem).glob("*.png"))
         parts += [f"![{path.stem}: {image.stem}]({out.name}/{image.relative_to(out).as_posix()})" for image in images]

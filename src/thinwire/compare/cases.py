@@ -13,7 +13,7 @@ from thinwire.codecs.base import LossyOptions
 from thinwire.compare.command import OURS, CompareCommand
 from thinwire.compare.spec import Spec, parse_spec
 from thinwire.config import RunConfig
-from thinwire.configfile import flatten, from_table, load, near
+from thinwire.configfile import flatten, from_table, load, near, to_toml
 from thinwire.limits import check
 from thinwire.pipeline.pipeline import build_codec
 from thinwire.settings import chosen_codec, parse, resolve, scan
@@ -21,6 +21,9 @@ from thinwire.settings import chosen_codec, parse, resolve, scan
 EQUAL = {"train.batch", "train.validation_sequences", "model.context", "model.vocabulary", "data.cache"}
 EQUAL |= {"data.source", "data.tokenizer", "data.text_column", "data.max_tokens"}
 """Words that all specs of a comparison have in common: losses are compared at equal tokens of the same data."""
+
+LONGEST_PERIOD = 50
+"""Steps beyond which what happens once does not matter for the speed."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,35 @@ class Case:
         """Return how many steps at the start cross uncompressed."""
         return self.config.codec.warmup if isinstance(self.config.codec, LossyOptions) else 0
 
+    @property
+    def period(self) -> int:
+        """Return after how many steps something comes again that not every step has: a shared update, a move of the basis; 0: nothing."""
+        codec = build_codec(self.config)
+        return next((step + 1 for step in range(LONGEST_PERIOD) if codec.shares_after(step) or codec.moves_after(step)), 0)
+
+    @property
+    def depends_on_microbatch(self) -> bool:
+        """Tell whether another number of microbatches is another training."""
+        return registry.find(self.spec.codec).depends_on_microbatch
+
+    @property
+    def immaterial(self) -> frozenset[str]:
+        """Name the settings that change the results of a learning row by rounding only."""
+        return frozenset() if self.depends_on_microbatch else frozenset({"pipeline.microbatches"})
+
     def name(self, seed: int) -> str:
         """Name a learning row."""
         return f"{self.spec.slug}-{self.config.train.steps}-{seed}"
 
     def learning(self, seed: int) -> RunConfig:
         """Return the settings of a learning row."""
+        config = replace(self.config, seed=seed)
+        if self.depends_on_microbatch:
+            return config
         # In one process larger microbatches are faster and, up to rounding, the gradients are the same.
-        fewer = max(1, self.config.pipeline.microbatches // 4)
-        return replace(self.config, seed=seed, pipeline=replace(self.config.pipeline, microbatches=fewer))
+        most = max(1, config.pipeline.microbatches // 4)
+        fewer = next(count for count in range(most, 0, -1) if config.train.batch % count == 0)
+        return replace(config, pipeline=replace(config.pipeline, microbatches=fewer))
 
     def over(self, link: str, seed: int) -> RunConfig:
         """Return the settings of the same training in workers over a link."""
@@ -124,6 +147,7 @@ def check_case(case: Case, links: tuple[str, ...], seeds: tuple[int, ...]) -> No
     if case.config.pipeline.stages < 2:
         raise ValueError(f"pipeline.stages is {case.config.pipeline.stages}, so nothing crosses a boundary; choose 2 or more")
     build_codec(case.config)
+    to_toml(case.config)
     for seed in seeds:
         check(case.learning(seed))
     for link in links:

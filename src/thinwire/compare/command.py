@@ -149,6 +149,8 @@ def parse_compare(argv: list[str]) -> CompareCommand:
         )
     line = shlex.join(["thinwire", "compare", *(token for token in [*mine, *theirs] if token != "--redraw"), "--redraw"])
     values = {name: value for name, value in vars(given).items() if name != "all"}
+    if given.out.resolve() == Path.cwd().resolve():
+        raise ValueError(f"--out is {given.out}, the current folder; name one below it, such as docs/scoreboard")
     values |= {"specs": tuple(parse_specs(given.specs)), "links": tuple(given.links), "seeds": tuple(given.seeds)}
     return CompareCommand(**values, words=tuple(theirs), line=line)
 

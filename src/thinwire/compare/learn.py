@@ -15,9 +15,9 @@ import torch
 
 from thinwire import __version__, checkpoint
 from thinwire.compare.cases import Case
-from thinwire.compare.rows import SAME_MATHEMATICS, Row, read_lines, refuse_difference, write_row
+from thinwire.compare.rows import Row, read_lines, refuse_difference, settings_of, write_row
 from thinwire.config import RunConfig
-from thinwire.configfile import CONFIG_FILE, read, shared_settings
+from thinwire.configfile import CONFIG_FILE, read
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.track import JsonLines, Progress, Tracker
@@ -45,11 +45,11 @@ class TrafficLog(Tracker):
         self.lines.close()
 
 
-def finished(folder: Path, config: RunConfig) -> Row | None:
+def finished(folder: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
     """Return the summary of a run that has done all its steps; refuse the folder if it is a run of other settings."""
     if (folder / CONFIG_FILE).exists():
-        made_with = shared_settings(read(folder / CONFIG_FILE))
-        refuse_difference(folder, made_with, config, "remove that run to train it again", SAME_MATHEMATICS)
+        made_with = settings_of(read(folder / CONFIG_FILE))
+        refuse_difference(folder, made_with, config, "remove that run to train it again", ignored)
     if not (folder / "summary.json").exists():
         return None
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def curve(metrics: Path, summary: Row) -> dict[int, float]:
 def learn(case: Case, seed: int, path: Path) -> Row:
     """Make a learning row."""
     config, folder = case.learning(seed), RUNS / case.name(seed)
-    summary = finished(folder, config) or train(config, folder)
+    summary = finished(folder, config, case.immaterial) or train(config, folder)
     row = {
         "spec": case.spec.text,
         "seed": seed,

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.config import RunConfig
-from thinwire.configfile import flatten, shared_settings
+from thinwire.configfile import flatten
 from thinwire.files import write_atomic
 
 Row = dict[str, Any]
-
-SAME_MATHEMATICS = frozenset({"pipeline.microbatches"})
-"""Settings of a training in one process that change its results by rounding only."""
 
 
 def read_row(path: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
@@ -30,11 +27,16 @@ def read_row(path: Path, config: RunConfig, ignored: frozenset[str] = frozenset(
     return row
 
 
+def settings_of(config: RunConfig) -> Row:
+    """List the settings that a row stands for: all but the place of the cache."""
+    return {word: value for word, value in flatten(config).items() if word != "data.cache"}
+
+
 def refuse_difference(
     where: Path, made_with: Mapping[str, Any], config: RunConfig, remedy: str, ignored: frozenset[str] = frozenset()
 ) -> None:
     """Raise ValueError for the first setting that differs from those of a finished row or run."""
-    wanted = shared_settings(config)
+    wanted = settings_of(config)
     defaults = flatten(RunConfig(codec=type(config.codec)(name=config.codec.name)))
     for word in wanted | dict(made_with):
         # A setting that came with a later version and stands at its default is what that row had.
@@ -46,7 +48,7 @@ def refuse_difference(
 def write_row(path: Path, config: RunConfig, row: Row) -> Row:
     """Put a row and the settings it was made with in place; return it as it will be read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(row | {"settings": shared_settings(config)}, indent=1)
+    text = json.dumps(row | {"settings": settings_of(config)}, indent=1)
     write_atomic(path, (text + "\n").encode())
     return json.loads(text)
 

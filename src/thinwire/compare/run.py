@@ -18,7 +18,7 @@ from thinwire.compare.cases import Case, prepare
 from thinwire.compare.command import CompareCommand
 from thinwire.compare.learn import RUNS, finished, learn
 from thinwire.compare.plot import draw
-from thinwire.compare.rows import SAME_MATHEMATICS, Row, curve_of, read_row
+from thinwire.compare.rows import Row, curve_of, read_row
 from thinwire.compare.score import Board, Entry, Pace, find_target, score, steps_to, value_at
 from thinwire.compare.speed import BUSY, NO_MATTER, add_turn, disturbance
 from thinwire.compare.table import Check, Facts, markdown, show
@@ -56,16 +56,16 @@ class Comparison:
         return self.command.out / "end_to_end" / f"{case.name(self.seeds[0])}-{link}.json"
 
     def read_learn(self, case: Case, seed: int) -> Row | None:
-        return self.read(self.learn_path(case, seed), case.learning(seed))
+        return self.read(self.learn_path(case, seed), case.learning(seed), case.immaterial)
 
     def read_whole(self, case: Case, link: str) -> Row | None:
         return self.read(self.whole_path(case, link), case.over(link, self.seeds[0]))
 
-    def read(self, path: Path, config: RunConfig) -> Row | None:
+    def read(self, path: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
         """Read the row of a training; where there is none yet, refuse a run folder that it could not be made from."""
-        row = read_row(path, config, SAME_MATHEMATICS)
+        row = read_row(path, config, ignored)
         if row is None and not self.command.redraw:
-            finished(RUNS / path.stem, config)
+            finished(RUNS / path.stem, config, ignored)
         return row
 
     def read_speed(self, case: Case, link: str) -> Row | None:
@@ -92,7 +92,7 @@ class Comparison:
         try:
             row = rows[key] = make()
             outcome = describe_speed(row["turns"][-1]) if kind == "speed" else f"validation loss {[*curve_of(row).values()][-1]:.4f}"
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # torch raises RuntimeError, out of memory included
             outcome = f"failed: {error}"
             self.failed.append(f"{title}: {error}")
         done = sum(row is not None for row in rows.values())

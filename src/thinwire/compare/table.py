@@ -40,7 +40,7 @@ class Facts:
     """Of torch."""
     cores: tuple[int, ...]
     disturbed: float
-    """Cores that other work kept busy during the worst speed measurement; 0 where it stayed below what matters."""
+    """Cores that other work kept busy before the worst speed measurement; 0 where it stayed below what matters."""
 
 
 def number(value: float | None, form: str, missing: str = MISSING) -> str:

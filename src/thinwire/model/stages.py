@@ -42,7 +42,8 @@ class Stage(nn.Module):
             self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
         with torch.random.fork_rng(devices=[]):  # what ends draw at the start depends on the seed and their place alone
             torch.manual_seed(key(seed, plan.layers.start))
-            entry, exit = codec.at(plan.layers.start).ends(plan)[0], codec.at(plan.layers.stop).ends(plan)[1]
+            before, behind = codec.at(plan.layers.start), codec.at(plan.layers.stop)
+            entry, exit = before.ends(plan) if before is behind else (before.ends(plan)[0], behind.ends(plan)[1])
         self.entries = nn.ModuleDict({str(plan.layers.start): entry} if entry else {})
         self.exits = nn.ModuleDict({str(plan.layers.stop): exit} if exit else {})
         self.to(codec.compute)
@@ -95,7 +96,7 @@ class Stage(nn.Module):
             stream = self._end(self.entries)(payload, ids_BT, context)
         stream = self._blocks(stream, static, context)
         if not self.plan.last:
-            return self._end(self.exits)(stream, ids_BT, context)
+            return tuple(tensor.contiguous() for tensor in self._end(self.exits)(stream, ids_BT, context))
         logits_BTV = self.head(self.norm(stream)).to(self.cosine_TS.dtype)
         return (functional.cross_entropy(logits_BTV.flatten(0, 1), ids_BT1[:, 1:].flatten()),)
 

@@ -58,9 +58,9 @@ class Engine:
         return sum(float(loss.detach()) for loss in losses) if self.stage.plan.last else None
 
     @torch.no_grad()
-    def evaluate(self, batch_BT1: Tensor | None, step: int = 0) -> list[float]:
+    def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0) -> list[float]:
         """Return the mean loss of each microbatch on the last stage, nothing on the others."""
-        losses = self._run(batch_BT1, step, 0, learning=False)
+        losses = self._run(batch_BT1, step, first_sample, learning=False)
         return [float(loss) * self.microbatches for loss in losses]
 
     def _run(self, batch_BT1: Tensor | None, step: int, first_sample: int, learning: bool) -> list[Tensor]:

@@ -56,6 +56,7 @@ class WorkerPipeline:
         self.traffic = Traffic([self.ports[index + 1].meter] if links.right else [])
         self.waits = Traffic([self.control.meter, *(port.meter for port in self.ports.values())])
         self._share_basis(stage)
+        self._share_copies(stage)
         group = open_group(index, len(ranges), self.ports)
         self.engine = Engine(stage, self.codec, group, self.microbatch, config.pipeline.microbatches, config.train.dtype)
         self.runs = 0
@@ -75,6 +76,13 @@ class WorkerPipeline:
             raise ValueError(
                 f"stage {stage.plan.index} does not agree with stage 0 on basis and fixed features; use the same version of thinwire"
             )
+
+    def _share_copies(self, stage: Stage) -> None:
+        """Start from the owner's value of what both sides of a boundary use: QR differs in its last bits between CPUs."""
+        for owner in stage.owned():
+            self.control.send_tensor(self.control.right, raw_bytes(owner.weight))
+        for copy in stage.copies():
+            copy.weight.data.copy_(self._receive_like(copy.weight.data, self.control.left))
 
     def _measure_link(self, right: Link | None) -> tuple[float, float]:
         """Return how long a payload travels to the next stage, and how long it occupies the line."""
@@ -119,7 +127,7 @@ class WorkerPipeline:
         for start in range(0, rows, size):
             part = None if batch_BT1 is None else _filled(batch_BT1[start : start + size], size)
             self._begin(counting=False)
-            losses = self.engine.evaluate(part, step)
+            losses = self.engine.evaluate(part, step, start)
             used = min(size, rows - start) // self.microbatch
             total += sum(losses[:used])
         own = Outcome(EVALUATION, total * self.microbatch / rows if self.stages[0].plan.last else None, 0.0)
