@@ -110,3 +110,12 @@ def test_every_verb_resolves():
         module, function = target.split(":")
         code = f"import importlib; assert callable(importlib.import_module({module!r}).{function})"
         subprocess.run([sys.executable, "-c", code], timeout=100, check=True)
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    code = "import sys; from thinwire import cli; cli.VERBS['shout'] = ('', 'shout:main'); sys.exit(cli.main(['shout']))"
+    (tmp_path / "shout.py").write_text("def main(words):\n    for _ in range(100_000):\n        print('more')\n")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert process.stdout.readline() == "more\n"
+    process.stdout.close()
+    assert process.wait(30) == 141 and process.stderr.read() == ""

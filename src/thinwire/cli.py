@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 
 from thinwire import __version__
@@ -61,6 +62,9 @@ def main(argv: list[str] | None = None) -> int:
         return getattr(importlib.import_module(module), function)(words[1:]) or 0
     except ValueError as error:
         return fail(str(error))
+    except BrokenPipeError:  # whoever read our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("thinwire: stopped", file=sys.stderr)
         return 130
