@@ -74,6 +74,8 @@ class TensorSpec:
     backward_bytes: int
     exact: bool = True
     """Whether it always takes that many bytes, or any number up to them."""
+    usual: float = 1.0
+    """Share of those bytes that it usually takes: what a schedule reckons with."""
 
     @classmethod
     def raw(cls, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:

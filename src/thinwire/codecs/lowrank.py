@@ -68,12 +68,12 @@ class LowRankEntry(nn.Module):
 
 def dominant_basis(stream_BTD: Tensor, start_DK: Tensor, iterations: int) -> Tensor:
     """Return orthonormal columns near each sample's strongest directions."""
-    # fp64: squares neither overflow nor vanish, and autocast leaves it alone.
-    stream_BTD = stream_BTD.double()
-    basis_BDK = start_DK.double().expand(len(stream_BTD), -1, -1)
+    # fp64: squares neither overflow nor vanish, and autocast leaves it alone. On the CPU, since not every device has it.
+    device, stream_BTD = stream_BTD.device, stream_BTD.cpu().double()
+    basis_BDK = start_DK.cpu().double().expand(len(stream_BTD), -1, -1)
     for _ in range(iterations):
         basis_BDK = torch.linalg.qr(stream_BTD.mT @ (stream_BTD @ basis_BDK)).Q
-    return basis_BDK
+    return basis_BDK.to(device, start_DK.dtype)
 
 
 class LowRank(Codec):

@@ -73,8 +73,8 @@ class WarmUp(Codec):
         )
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
-        specs = (TensorSpec.raw(source.shape, self.wire_dtype), *self.inner.wire(source))
-        return tuple(replace(spec, exact=False) for spec in specs)
+        plain = replace(TensorSpec.raw(source.shape, self.wire_dtype), usual=0.0)
+        return tuple(replace(spec, exact=False) for spec in (plain, *self.inner.wire(source)))
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
         if not tensor.any():

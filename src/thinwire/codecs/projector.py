@@ -71,7 +71,7 @@ class Learned(Shared):
         size = (self.energy / (1 - 0.95**count)).sqrt() + 1e-12
         # A step of `rate` changes the matrix, whose entries are about D^-1/2, by that share.
         step = self.rate * rate_factor * len(weight_DK) ** -0.5 / (1 - 0.9**count)
-        weight_DK.copy_(orthonormalise((weight_DK - step * self.momentum_DK / size).double()))
+        weight_DK.copy_(orthonormalise((weight_DK - step * self.momentum_DK / size).cpu().double()))
 
 
 def tangent(direction_DK: Tensor, point_DK: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ class Threshold(Codec):
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
         count = math.prod(source.shape)
         most = count * self.wire_dtype.itemsize
-        values = TensorSpec((count,), self.wire_dtype, most, most, exact=False)
+        values = TensorSpec((count,), self.wire_dtype, most, most, exact=False, usual=self.options.density)
         return values, TensorSpec(source.shape, FORMAT, len(BITMAP) + packed_size(count, 1), 0, exact=False)
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:

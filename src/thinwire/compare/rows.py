@@ -12,6 +12,8 @@ from thinwire.configfile import flatten
 from thinwire.files import write_atomic
 
 Row = dict[str, Any]
+FORMAT = 1
+"""Raised when a change of the code makes earlier rows worthless: another initialisation, another rule of a codec."""
 
 
 def read_row(path: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
@@ -20,9 +22,11 @@ def read_row(path: Path, config: RunConfig, ignored: frozenset[str] = frozenset(
         return None
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-        settings = dict(row["settings"])
+        settings, made = dict(row["settings"]), row["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a row of a comparison ({error}); delete it to make it again") from None
+    if made != FORMAT:
+        raise ValueError(f"{path} is of format {made}, this version makes {FORMAT}; remove that file to make it again")
     refuse_difference(path, settings, config, "give --out another folder, or remove that file to make it again", ignored)
     return row
 
@@ -48,7 +52,7 @@ def refuse_difference(
 def write_row(path: Path, config: RunConfig, row: Row) -> Row:
     """Put a row and the settings it was made with in place; return it as it will be read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(row | {"settings": settings_of(config)}, indent=1)
+    text = json.dumps({"format": FORMAT} | row | {"settings": settings_of(config)}, indent=1)
     write_atomic(path, (text + "\n").encode())
     return json.loads(text)
 

@@ -89,7 +89,7 @@ class WorkerPipeline:
         if right is None:
             return 0.0, 0.0
         rtt, rate = probe(right, burst_bytes=PROBE_BYTES)
-        size = sum(slot.spec.size(slot.direction) for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
+        size = sum(slot.spec.size(slot.direction) * slot.spec.usual for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
         return rtt / 2, size / rate
 
     def _schedule(self, right: Link | None) -> None:
