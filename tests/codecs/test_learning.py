@@ -1,4 +1,4 @@
-"""Which codec learns best at equal bytes: characters of real text, two stages, a sixteenth of dense's bytes (systems study, arXiv 2301.02654)."""
+"""Which codec learns best at equal bytes: characters of real text, two stages, a sixteenth of what dense sends (arXiv 2301.02654)."""
 
 from __future__ import annotations
 
