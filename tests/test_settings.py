@@ -268,7 +268,7 @@ VALUES_REFUSED = [
     ("--pipeline.mode inprocess --link.profile dsl_2mbps", ["link.profile is dsl_2mbps", "no link", "--pipeline.mode workers"]),
     ("--codec.rank 257", ["codec.rank is 257", "256"]),
     ("--codec.rank 0", ["codec.rank is 0", "1 to"]),
-    ("--codec.bits 3", ["codec.bits is 3", "8, 4 or 2"]),
+    ("--codec.bits 5", ["codec.bits is 5", "8, 4, 3, 2 or 1"]),
     ("--model.tied_head", ["model.tied_head", "subspace", "dense"]),
 ]
 WHOLE = (
