@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results" / "learn"
 ROWS = {
     "dense": "--codec.name dense",
     "subspace-16": "--codec.rank 16",
-    "subspace-16-8bit": "--codec.rank 16 --codec.bits 8",
+    "subspace-16-8bit": "--codec.rank 16 --codec.bits 8 --codec.rounding stochastic",
 }
 
 
