@@ -41,6 +41,16 @@ rank = 6
 """
 
 
+VARIETY: dict[str, tuple[str, ...]] = {
+    "subspace": (),
+    "dense": ("--codec.name", "dense"),
+    "four bits": ("--codec.bits", "4"),
+    "drift and dropout": ("--codec.drift_every", "2", "--codec.drift_rate", "0.5", "--model.dropout", "0.1"),
+    "bf16": ("--train.dtype", "bf16"),
+}
+"""Words of trainings that must give the same bits again, resumed or in workers."""
+
+
 def write_config(folder: Path, cache: Path) -> str:
     """Write text and config into a folder; return the config's path."""
     text = folder / "text.txt"

@@ -16,20 +16,13 @@ from pathlib import Path
 import pytest
 
 from jobs import local_roster, train_stage
-from runs import train
+from runs import VARIETY, train
 from thinwire import checkpoint, cli
 from thinwire.codecs import registry
 from thinwire.settings import parse_train
 
 WORKERS = ("--pipeline.mode", "workers")
-CASES = {
-    "subspace": (),
-    "dense": ("--codec.name", "dense"),
-    "four bits": ("--codec.bits", "4"),
-    "drift and dropout": ("--codec.drift_every", "2", "--codec.drift_rate", "0.5", "--model.dropout", "0.1"),
-    "bf16": ("--train.dtype", "bf16"),
-    "four stages": ("--pipeline.stages", "4", "--pipeline.schedule", "1f1b"),
-}
+CASES = VARIETY | {"four stages": ("--pipeline.stages", "4", "--pipeline.schedule", "1f1b")}
 LEARNED = "--codec.name anchored --codec.projector learned --codec.projector_every 2 --codec.ngrams 2 --codec.bits 4"
 CASES |= {"learned projector": tuple(LEARNED.split()), "warm-up": ("--codec.name", "topk", "--codec.warmup", "3", "--codec.bits", "8")}
 CASES |= {name: ("--codec.name", name) for name in registry.names() if name not in CASES}

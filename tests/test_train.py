@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from runs import train
+from runs import VARIETY, train
 from thinwire import cli
 
 SUMMARY = """steps tokens seconds tokens_per_second final_loss val_loss trainable_parameters codec stages model_sha256
@@ -38,14 +38,7 @@ def test_summary_and_run_folder(config, tmp_path):
     }
 
 
-CASES = {
-    "subspace": (),
-    "dense": ("--codec.name", "dense"),
-    "four bits": ("--codec.bits", "4"),
-    "drift and dropout": ("--codec.drift_every", "2", "--codec.drift_rate", "0.5", "--model.dropout", "0.1"),
-    "muon": ("--train.optimizer", "muon"),
-    "bf16": ("--train.dtype", "bf16"),
-}
+CASES = VARIETY | {"muon": ("--train.optimizer", "muon")}
 
 
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)

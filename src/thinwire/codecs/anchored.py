@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.codecs.base import Codec, Context, Options, TensorSpec
+from thinwire.codecs.base import Codec, Context, Options, TensorSpec, check_width
 from thinwire.codecs.projector import Channels, Frozen, Learned
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan
@@ -84,6 +84,7 @@ class Anchor(nn.Module):
         if self.widen is not None:
             assert self.start_VD is not None
             anchor_BTD = anchor_BTD @ self.widen + functional.embedding(ids_BT, self.start_VD)
+        # Each round folds one more token before into the hash; a place before the sequence counts as a token of its own.
         hashed_BT = mix((ids_BT + self.key) & 0xFFFFFFFF)
         for distance, (rows, widen) in enumerate(zip(self.ngrams, self.widen_ngrams, strict=True), start=1):
             before_BT = functional.pad(ids_BT, (distance, 0), value=-1)[:, : ids_BT.shape[1]]
@@ -93,7 +94,7 @@ class Anchor(nn.Module):
 
 
 class AnchoredExit(nn.Module):
-    """Send the coordinates of what the stage has computed."""
+    """Send the coordinates of what the stage has written."""
 
     def __init__(self, projector: Channels | Frozen | Learned, wire: torch.dtype) -> None:
         super().__init__()
@@ -127,8 +128,7 @@ class Anchored(Codec):
 
     def __init__(self, options: AnchoredOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)
-        if not 1 <= options.rank <= model.width:
-            raise ValueError(f"codec.rank is {options.rank}; it can be 1 to the model width, {model.width}")
+        check_width("rank", options.rank, model)
         for name in ("anchor_rank", "ngrams", "buckets", "projector_every"):
             if getattr(options, name) < 1:
                 raise ValueError(f"codec.{name} is {getattr(options, name)}; choose 1 or more")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import Codec, Context, LossyOptions, TensorSpec
+from thinwire.codecs.base import Codec, Context, LossyOptions, TensorSpec, check_width
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan
 
@@ -62,8 +62,7 @@ class Autoencoder(Codec):
 
     def __init__(self, options: AutoencoderOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)
-        if not 1 <= options.channels <= model.width:
-            raise ValueError(f"codec.channels is {options.channels}; it can be 1 to the model width, {model.width}")
+        check_width("channels", options.channels, model)
 
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
         entry = None if plan.first else AutoencoderEntry(self.width, self.options.channels, self.compute)

@@ -227,6 +227,12 @@ class Codec:
         return source.abs() * (limits.eps / 2) + limits.tiny
 
 
+def check_width(name: str, value: int, model: ModelConfig) -> None:
+    """Refuse a number of channels, given as the option `name`, that the stream does not have."""
+    if not 1 <= value <= model.width:
+        raise ValueError(f"codec.{name} is {value}; it can be 1 to the model width, {model.width}")
+
+
 class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, source):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.codecs.base import CastExit, Codec, Context, Options
+from thinwire.codecs.base import CastExit, Codec, Context, Options, check_width
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan
 
@@ -57,8 +57,7 @@ class Bottleneck(Codec):
 
     def __init__(self, options: BottleneckOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)
-        if not 1 <= options.channels <= model.width:
-            raise ValueError(f"codec.channels is {options.channels}; it can be 1 to the model width, {model.width}")
+        check_width("channels", options.channels, model)
 
     @property
     def sent_width(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Options
+from thinwire.codecs.base import Codec, Options, check_width
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.stream import Stream
@@ -46,8 +46,7 @@ class Subspace(Codec):
 
     def __init__(self, options: SubspaceOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)
-        if not 1 <= options.rank <= model.width:
-            raise ValueError(f"codec.rank is {options.rank}; it can be 1 to the model width, {model.width}")
+        check_width("rank", options.rank, model)
         for name, limit in (("fixed_scale", 1e-30), ("fixed_cache_mb", 0), ("drift_every", 0), ("drift_rate", 1e-30)):
             if not limit <= getattr(options, name) < math.inf:
                 raise ValueError(f"codec.{name} is {getattr(options, name)}; choose a number {'above' if limit else 'of at least'} 0")
