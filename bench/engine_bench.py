@@ -30,7 +30,7 @@ from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
 from thinwire.link.tls import load_identity, make_identity
 from thinwire.model.cut import StagePlan
-from thinwire.pipeline.backend import Port, close_group, open_group
+from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, close_group, open_group
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.schedule import depths
 from thinwire.pipeline.stage import static_stage
@@ -150,10 +150,11 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     mine = neighbours.Neighbours(
         read_roster(folder / "roster.toml"), load_identity(folder / f"stage-{order.stage}"), Place(0, order.stage), side
     )
-    links = mine.open(config, codec, 1)
+    contracts = {side: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=side > 0) for side in (-1, 1)}
+    links = mine.open(config, contracts)
     for towards, link in ((-1, links.left), (1, links.right)):
         if link is not None:
-            ports[order.stage + towards] = Port(link, codec, 1, CONTEXT, downstream=towards > 0, version=lambda: 0)
+            ports[order.stage + towards] = boundary_port(link, codec, 1, CONTEXT, downstream=towards > 0, version=lambda: 0)
     meter = next(iter(ports.values())).link.meter
     facts = {"congestion": next(iter(ports.values())).link.congestion, "opened": meter.snapshot()}
     engine = Engine(stage, codec, open_group(order.stage, order.stages, ports), 1, order.microbatches)

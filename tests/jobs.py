@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from thinwire.codecs import registry
 from thinwire.config import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
-from thinwire.launch import free_ports
+from thinwire.crew import free_ports
 from thinwire.link.link import Link
 from thinwire.link.roster import Place, Roster, Worker
 from thinwire.link.tls import Identity

@@ -1,250 +1,40 @@
-"""Start one worker process per stage on this machine, watch them, and leave none behind: `thinwire train --pipeline.mode workers`.
-
-The workers talk over real links on the loopback address, with identities made for this run and forgotten after it. What a worker has to
-say reaches this process through its own pipe; if this process dies, the pipe closes and the workers end themselves.
-"""
+"""Train with one worker process per stage on this machine: `thinwire train --pipeline.mode workers`."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import signal
-import socket
-import sys
-import tempfile
-import threading
-import time
-import traceback
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
-from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
-from thinwire.configfile import from_toml, to_toml
-from thinwire.link.errors import LinkError
-from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
-from thinwire.link.tls import load_identity, make_identity
+from thinwire.crew import Say, run_crew
+from thinwire.join import train_stage
+from thinwire.seat import Seat
 from thinwire.settings import TrainCommand
+from thinwire.stop import Stop
 from thinwire.track import Tracker
-from thinwire.train import Stop
 from thinwire.view import RunView
 
-GRACE_SECONDS = 10.0
-"""How long to wait for the worker whose failure explains a lost link."""
-END_SECONDS = 2.0
-"""How long a worker may take to end on its own."""
-MESSAGE_BYTES = 2**26
-"""Longest message between supervisor and worker."""
 
-
-@dataclass
-class Child:
-    """A worker process and the pipe to it."""
-
-    stage: int
-    process: Any
-    pipe: Connection
-    result: dict | None = None
-    failure: str | None = None
-    lost_link: bool = False
-    """Whether the failure is that of a link, which has its cause elsewhere."""
-
-    @property
-    def running(self) -> bool:
-        return self.result is None and self.failure is None
-
-
-def launch(command: TrainCommand) -> dict:
+def launch(command: TrainCommand) -> dict[str, Any]:
     """Train with one process per stage; return the run's summary."""
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch, ExitStack() as stack:
-        folder, stop = Path(scratch), Stop()
-        make_local_roster(folder, command.config.pipeline.stages)
-        children: list[Child] = []
-        stack.callback(end_all, children)
-        context = forkserver()
-        for stage in range(command.config.pipeline.stages):
-            children.append(start(context, command, folder, stage))
-        stack.enter_context(stop.listening())
-        view = stack.enter_context(RunView(command.config))
-        return watch(children, view, stop)
+    with RunView(command.config) as view:
+
+        def show(stage: int, message: dict[str, Any]) -> None:
+            view.log(stage, message["step"], message["values"])
+
+        return run_crew(train, command.config, {"run": str(command.run), "resume": command.resume}, show)[0]
 
 
-def forkserver() -> ForkServerContext:
-    """Return a context whose processes are forked from one that has imported torch already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["thinwire.train", "thinwire.pipeline.worker"])
-    # A terminal's Ctrl-C reaches every process. Started like this, the server and the workers ignore it from their first moment on;
-    # the supervisor's wish to stop comes through their pipes.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return context
-
-
-def make_local_roster(folder: Path, stages: int) -> None:
-    """Make identities and a roster for workers on this machine; each listens on a free port of the loopback address."""
-    workers = []
-    for stage, port in enumerate(free_ports(stages)):
-        identity = make_identity(folder / f"stage-{stage}", f"stage-{stage}", days=3650)
-        workers.append(Worker(Place(0, stage), identity.certificate, f"127.0.0.1:{port}"))
-    write_roster(folder / "roster.toml", Roster.of(workers))
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def start(context: ForkServerContext, command: TrainCommand, folder: Path, stage: int) -> Child:
-    """Start the worker of a stage."""
-    ours, theirs = context.Pipe()
-    arguments = (theirs, to_toml(command.config), str(folder), str(command.run), command.resume, stage)
-    process = context.Process(target=work, args=arguments, name=f"thinwire-stage-{stage}", daemon=True)
-    process.start()
-    theirs.close()
-    return Child(stage, process, ours)
-
-
-def work(pipe: Connection, settings: str, scratch: str, run: str, resume: bool, stage: int) -> None:
-    """Be the worker of a stage: train, then report the summary or what went wrong."""
-    from thinwire.join import train_stage
-
-    # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stop = Stop(supervised=True)
-    threading.Thread(target=heed, args=(pipe, stop), daemon=True).start()
-    folder = Path(scratch)
-    try:
-        identity = load_identity(folder / f"stage-{stage}")
-        roster = read_roster(folder / "roster.toml")
-        summary = train_stage(
-            from_toml(settings), roster, identity, stage, Path(run), resume=resume, trackers=[PipeTracker(pipe)], stop=stop
-        )
-        say(pipe, {"summary": summary})
-    except ValueError as error:
-        say(pipe, {"refused": str(error)})
-        sys.exit(1)
-    except BaseException as error:
-        say(pipe, {"failed": traceback.format_exc(), "lost_link": isinstance(error, LinkError)})
-        sys.exit(1)
-
-
-def say(pipe: Connection, message: dict[str, Any]) -> None:
-    """Send a message between supervisor and worker: JSON, never a pickle."""
-    pipe.send_bytes(json.dumps(message).encode())
-
-
-def hear(pipe: Connection) -> dict[str, Any]:
-    """Receive a message."""
-    return json.loads(pipe.recv_bytes(MESSAGE_BYTES))
+def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool) -> dict[str, Any]:
+    """Train one stage and tell the supervisor of every step."""
+    return train_stage(seat, Path(run), resume=resume, trackers=[PipeTracker(say)], stop=stop)
 
 
 class PipeTracker(Tracker):
     """Tell the supervisor about every step."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
+    def __init__(self, say: Say) -> None:
+        self.say = say
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        say(self.pipe, {"step": step, "values": dict(values)})
-
-
-def heed(pipe: Connection, stop: Stop) -> None:
-    """Wait for a word of the supervisor: a wish to stop, or its end, which is this worker's end too."""
-    try:
-        while hear(pipe) == {"stop": True}:
-            stop.asked = True
-    except (EOFError, OSError):
-        os._exit(1)
-
-
-def watch(children: list[Child], view: RunView, stop: Stop) -> dict:
-    """Wait for all workers; pass on a wish to stop; raise what the first failure said."""
-    asked = False
-    while any(child.running for child in children):
-        collect(children, view)
-        if any(child.failure for child in children):
-            linger(children, view)
-            raise first_failure(children)
-        if stop.asked and not asked:
-            asked = True
-            print("stopping after the step under way; Ctrl-C again ends at once", flush=True)
-            ask_to_stop(children)
-    summary = children[0].result
-    assert summary is not None
-    return summary
-
-
-def collect(children: list[Child], view: RunView, timeout: float = 0.5) -> None:
-    """Take what the workers have to say."""
-    open_pipes = {child.pipe: child for child in children if child.running}
-    for pipe in wait(list(open_pipes), timeout):
-        child = open_pipes[pipe]  # type: ignore[index]
-        try:
-            message = hear(child.pipe)
-        except (EOFError, OSError):
-            child.process.join(1)
-            child.failure = f"the worker ended without a word (exit code {child.process.exitcode})"
-            continue
-        if "step" in message:
-            view.log(child.stage, message["step"], message["values"])
-        elif "summary" in message:
-            child.result = message["summary"]
-        else:
-            child.failure = message.get("refused") or message["failed"]
-            child.lost_link = message.get("lost_link", False)
-
-
-def ask_to_stop(children: list[Child]) -> None:
-    """Pass the wish on; a worker that has just ended is found out by `collect`."""
-    for child in children:
-        if child.running:
-            with suppress(OSError):
-                say(child.pipe, {"stop": True})
-
-
-def linger(children: list[Child], view: RunView) -> None:
-    """After a lost link give the others a moment: what they say may be the cause."""
-    deadline = time.monotonic() + GRACE_SECONDS
-    while time.monotonic() < deadline and any(child.running for child in children) and not any(map(explains, children)):
-        collect(children, view)
-
-
-def explains(child: Child) -> bool:
-    """Tell whether a worker failed on its own, not because a neighbour was gone."""
-    return child.failure is not None and not child.lost_link
-
-
-def first_failure(children: list[Child]) -> Exception:
-    """Choose the failure that explains the others: one that is not merely a neighbour's lost link."""
-    failed = [child for child in children if child.failure is not None]
-    chosen = next(filter(explains, failed), failed[0])
-    others = [child.stage for child in failed if child is not chosen and child.lost_link]
-    note = f"\n(stages {', '.join(map(str, others))} then lost their links)" if others else ""
-    return ValueError(f"stage {chosen.stage}: {chosen.failure}{note}")
-
-
-def end_all(children: list[Child]) -> None:
-    """End every worker that is still there; closing its pipe ends it at once."""
-    for child in children:
-        if child.result is not None:
-            child.process.join(END_SECONDS)
-    for child in children:
-        child.pipe.close()
-    for child in children:
-        child.process.join(END_SECONDS)
-        if child.process.is_alive():
-            child.process.kill()
-            child.process.join()
+        self.say({"step": step, "values": dict(values)})

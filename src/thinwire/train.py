@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
 from thinwire.settings import parse_train
+from thinwire.stop import Stop
 from thinwire.summary import summarise
 from thinwire.track import JsonLines, Progress, Tracker
 
@@ -56,30 +55,6 @@ def main(argv: list[str]) -> None:
 def how_to_go_on(summary: dict, command: str) -> str:
     """Say what to type after a stop."""
     return f"stopped at step {summary['steps']}; go on with: {command}"
-
-
-class Stop:
-    """Remember that someone asked the run to end: by a signal, or a supervisor where one stands between."""
-
-    def __init__(self, supervised: bool = False) -> None:
-        self.supervised = supervised
-        self.asked = False
-
-    def ask(self, number: int, frame: object) -> None:
-        if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    @contextmanager
-    def listening(self):
-        """Turn SIGINT and SIGTERM into a wish to stop; a second Ctrl-C stops at once."""
-        numbers = () if self.supervised else (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.ask) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 class Trainer:

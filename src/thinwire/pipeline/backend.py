@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, TensorSpec
+from thinwire.codecs.base import Codec, Direction, TensorSpec
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.frame import Channel, Dtype, Frame, Header, Kind
 from thinwire.link.link import Link
@@ -23,6 +23,7 @@ from thinwire.pipeline.boundary import Slot, slots
 from thinwire.pipeline.meter import Meter
 
 NAME = "thinwire"
+DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 CODES = {
     torch.float64: Dtype.FP64,
     torch.float32: Dtype.FP32,
@@ -41,29 +42,30 @@ def form(slot: Slot) -> TensorForm:
     return TensorForm(code, slot.spec.shape, size, slot.spec.exact)
 
 
-def boundary_contract(
-    codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, limits: Mapping[Kind, int]
-) -> Contract:
+MESSAGE_BYTES = 2**24
+"""Most bytes of a control message; the summary of a run lists a hash per tensor."""
+
+
+def boundary_contract(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool) -> Contract:
     """Derive the link's contract towards the next stage (`downstream`) or the previous one."""
     flows = {
         direction: Flow.constant(
             tuple(form(slot) for slot in slots(codec, batch, context, direction)), microbatches, consecutive=direction == "forward"
         )
-        for direction in ("forward", "backward")
+        for direction in DIRECTIONS
     }
-    contract = Contract(flows["forward"], flows["backward"], limits=limits)
+    contract = Contract(flows["forward"], flows["backward"], limits={Kind.STEP: MESSAGE_BYTES})
     return contract if downstream else contract.mirrored()
 
 
 class Port:
     """One neighbour: number, pack and send what leaves; receive, check and unpack what comes."""
 
-    def __init__(self, link: Link, codec: Codec, batch: int, context: int, *, downstream: bool, version: Callable[[], int]) -> None:
-        self.link, self.codec, self.version, self.downstream = link, codec, version, downstream
-        leaving, coming = ("forward", "backward") if downstream else ("backward", "forward")
-        self.outgoing = slots(codec, batch, context, leaving)  # type: ignore[arg-type]
-        self.incoming = slots(codec, batch, context, coming)  # type: ignore[arg-type]
-        self.tokens = batch * context
+    def __init__(
+        self, link: Link, codec: Codec, outgoing: Sequence[Slot], incoming: Sequence[Slot], tokens: int, version: Callable[[], int]
+    ) -> None:
+        """Carry these tensors each way, so many tokens at a time; `version` tells the basis in use."""
+        self.link, self.codec, self.outgoing, self.incoming, self.tokens, self.version = link, codec, outgoing, incoming, tokens, version
         self.meter = Meter()
         self.counting = True
         self.posted: deque[Receipt] = deque()
@@ -113,19 +115,26 @@ class Port:
         self.posted.append(receipt)
         return receipt
 
-    def take(self, tensor: Tensor) -> None:
-        """Receive the next tensor of the run into `tensor`."""
+    def take(self) -> Tensor:
+        """Receive the next tensor of the run."""
         started = time.perf_counter()
         frame = self.link.receive(Channel.BOUNDARY, basis_version=self.version())
         arrived = time.perf_counter()
         slot = self.incoming[self.taken % len(self.incoming)]
-        with torch.no_grad():
-            tensor.copy_(slot.unpack(self.codec, frame.payload))
+        tensor = slot.unpack(self.codec, frame.payload)
         self.taken += 1
         if self.counting:
             self._count(slot, len(frame.payload))
         self.meter.wait_seconds += arrived - started
         self.meter.decode_seconds += time.perf_counter() - arrived
+        return tensor
+
+
+def boundary_port(link: Link, codec: Codec, batch: int, context: int, *, downstream: bool, version: Callable[[], int]) -> Port:
+    """Make the port towards the next stage (`downstream`) or the previous one for microbatches of this form."""
+    forward, backward = (slots(codec, batch, context, direction) for direction in DIRECTIONS)
+    outgoing, incoming = (forward, backward) if downstream else (backward, forward)
+    return Port(link, codec, outgoing, incoming, batch * context, version)
 
 
 class Receipt(dist.Work):
@@ -138,7 +147,8 @@ class Receipt(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         while not self.done:
             first = self.port.posted.popleft()
-            self.port.take(first.tensor)
+            with torch.no_grad():
+                first.tensor.copy_(self.port.take())
             first.done = True
         return True
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from thinwire.codecs.base import Codec
 from thinwire.config import LinkConfig, RunConfig
 from thinwire.configfile import shared_settings
-from thinwire.link.frame import Kind
+from thinwire.link.contract import Contract
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
@@ -15,10 +15,6 @@ from thinwire.link.options import LinkOptions
 from thinwire.link.profile import find_profile
 from thinwire.link.roster import Place, Roster
 from thinwire.link.tls import Identity
-from thinwire.pipeline.backend import boundary_contract
-
-MESSAGE_BYTES = 2**24
-"""Most bytes of a control message; the summary of a run lists a hash per tensor."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,8 @@ class Neighbours:
         self.listener: Listener | None = None
         self.links = Links(None, None)
 
-    def open(self, config: RunConfig, codec: Codec, layers: range, microbatch: int) -> Links:
-        """Open the links of a stage that runs these layers; return when both neighbours are there."""
+    def open(self, config: RunConfig, contracts: Mapping[int, Contract]) -> Links:
+        """Open the links to the stages before (-1) and behind (1), with what each may carry; return when both neighbours are there."""
         stages = config.pipeline.stages
         sides = {side: Place(self.place.replica, self.place.stage + side) for side in (-1, 1)}
         peers = {side: place for side, place in sides.items() if 0 <= place.stage < stages}
@@ -48,8 +44,7 @@ class Neighbours:
             address = self.listen or self.roster.worker(self.place).address
             assert address is not None
             self.listener = Listener(address, self.identity, [self.roster.worker(place) for place in peers.values()], options)
-        ends = {-1: codec.at(layers.start), 1: codec.at(layers.stop)}
-        opened = {side: self._link(place, config, ends[side], microbatch, options, downstream=side > 0) for side, place in peers.items()}
+        opened = {side: self._link(place, config, contracts[side], options) for side, place in peers.items()}
         self.links = Links(opened.get(-1), opened.get(1))
         for link in opened.values():
             link.wait_open()
@@ -58,10 +53,7 @@ class Neighbours:
     def _listens_for(self, peer: Place) -> bool:
         return self.roster.listener(self.place, peer) == self.place
 
-    def _link(self, peer: Place, config: RunConfig, codec: Codec, microbatch: int, options: LinkOptions, *, downstream: bool) -> Link:
-        contract = boundary_contract(
-            codec, microbatch, config.model.context, config.pipeline.microbatches, downstream=downstream, limits={Kind.STEP: MESSAGE_BYTES}
-        )
+    def _link(self, peer: Place, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
         terms = Terms(self.run, shared_settings(config), self.place, self.incarnation)
         profile = find_profile(config.link.profile)
         if self._listens_for(peer):

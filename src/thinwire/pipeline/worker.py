@@ -14,7 +14,7 @@ from thinwire.link.link import Link
 from thinwire.link.probe import probe
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stage
-from thinwire.pipeline.backend import Port, close_group, open_group
+from thinwire.pipeline.backend import boundary_contract, boundary_port, close_group, open_group
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.meter import Traffic
@@ -38,18 +38,19 @@ class WorkerPipeline:
         stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
         self.stages = [stage]
         self.microbatch = config.train.batch // config.pipeline.microbatches
-        links = neighbours.open(config, self.codec, ranges[index], self.microbatch)
+        form = (self.microbatch, config.model.context)
+        before, behind = self.codec.at(ranges[index].start), self.codec.at(ranges[index].stop)
+        links = neighbours.open(
+            config,
+            {
+                -1: boundary_contract(before, *form, config.pipeline.microbatches, downstream=False),
+                1: boundary_contract(behind, *form, config.pipeline.microbatches, downstream=True),
+            },
+        )
         self.control = Control(links.left, links.right)
         self.ports = {
-            index + side: Port(
-                link,
-                self.codec.at(layer),
-                self.microbatch,
-                config.model.context,
-                downstream=side > 0,
-                version=lambda: stage.stream.version,
-            )
-            for side, layer, link in ((-1, ranges[index].start, links.left), (1, ranges[index].stop, links.right))
+            index + side: boundary_port(link, codec, *form, downstream=side > 0, version=lambda: stage.stream.version)
+            for side, codec, link in ((-1, before, links.left), (1, behind, links.right))
             if link is not None
         }
         # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.

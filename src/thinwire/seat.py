@@ -1,0 +1,48 @@
+"""The seat of one worker in a run: which stage, with which settings, among whom. What it does there is up to the verb."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+
+from thinwire.config import RunConfig
+from thinwire.link.roster import Place, Roster
+from thinwire.link.tls import Identity
+from thinwire.pipeline.neighbours import Neighbours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A stage, the roster it stands in and the identity that proves it."""
+
+    config: RunConfig
+    roster: Roster
+    identity: Identity
+    stage: int
+    listen: str | None = None
+    """Address to listen on if it is not the roster's."""
+
+    def neighbours(self, purpose: str) -> Neighbours:
+        """Return the links to make, checked; workers that sit together for another purpose refuse each other."""
+        stages, place = self.config.pipeline.stages, Place(0, self.stage)
+        if not 0 <= self.stage < stages:
+            raise ValueError(f"there is no stage {self.stage}: pipeline.stages is {stages}; choose 0 to {stages - 1}")
+        if self.roster.worker(place).certificate.strip() != self.identity.certificate.strip():
+            raise ValueError(
+                f"the roster's certificate for {place} is not that of {self.identity.certificate_path}; "
+                "use the keys it was made with, or write the roster again with this certificate"
+            )
+        run = f"{purpose}-{run_name(self.roster)}"
+        return Neighbours(self.roster, self.identity, place, run, incarnation=incarnation(), listen=self.listen)
+
+
+def run_name(roster: Roster) -> str:
+    """Name a run by its members: all of them derive the same name."""
+    members = "\n".join(f"{place} {worker.certificate.strip()}" for place, worker in roster.workers.items())
+    return hashlib.sha256(members.encode()).hexdigest()[:16]
+
+
+def incarnation() -> int:
+    """Return a number that differs each time this worker starts, and grows."""
+    return time.time_ns() // 1000
