@@ -30,13 +30,13 @@ format: $(STAMP)     ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-install: $(STAMP)    ## set up .venv with all extras
+install: $(STAMP)    ## set up .venv with all extras but trackio
 
 # The stamp is written last: an interrupted installation starts again.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("thinwire needs Python 3.11 or newer; this is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,plot,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,plot,track,dev]'
 	@touch $@
 
 clean:           ## remove the virtual environment and caches, keep runs

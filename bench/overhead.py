@@ -51,7 +51,9 @@ def main() -> None:
     static = stream.static(ids_BT)
     hidden_BTD = stream.read(coordinates, static)
     dense, narrow = Block(model, 0, width), Block(model, 0, rank)
-    each = Pass(*(table.float() for table in rotary_tables(model)), Dropout(0, 0, torch.zeros(1, dtype=torch.int64), False))
+    each = Pass(
+        *(table.float() for table in rotary_tables(model, range(model.context))), Dropout(0, 0, torch.zeros(1, dtype=torch.int64), False)
+    )
     sides = {
         "frozen features from the hash": lambda: stream.fixed.compute(ids_BT),
         "read x = fixed + U c, hash included, twice per block": lambda: stream.read(coordinates, static),

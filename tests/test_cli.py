@@ -87,7 +87,7 @@ def test_help_imports_nothing_heavy():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     loaded = set(ast.literal_eval(result.stdout.splitlines()[-1]))
     assert "thinwire" in loaded
-    assert not loaded & {"torch", "numpy", "tyro", "rich", "tokenizers", "safetensors"}
+    assert not loaded & {"torch", "numpy", "tyro", "rich", "tokenizers", "safetensors", "tensorboard", "trackio"}
 
 
 def test_import_starts_nothing():

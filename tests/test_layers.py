@@ -18,19 +18,20 @@ LAYERS = [
     ["model.stages"],
     ["configfile", "limits", "optimizer", "stop"],
     ["pipeline"],
-    ["settings", "checkpoint", "track", "seat"],
+    ["settings", "checkpoint", "track", "trackers", "seat"],
     ["crew"],
-    ["summary", "evaluate", "keys", "view"],
-    ["train"],
+    ["summary", "sampling", "saved"],
+    ["evaluate", "generate", "keys", "view"],
+    ["train", "hf"],
     ["join"],
-    ["launch"],
+    ["launch", "harness"],
     ["compare"],
     ["cli"],
 ]
 
 
 # A verb that hands over to another one.
-LAZY = {"train": {"launch"}}
+LAZY = {"train": {"launch"}, "evaluate": {"harness"}}
 
 
 def layer_of(module: str) -> int:

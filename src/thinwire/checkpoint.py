@@ -130,6 +130,10 @@ def load(folder: Path, stages: list[Stage], optimizers: list[StageOptimizer] | N
     for index, (weights, state) in enumerate(parts):
         stages[index].load_state_dict(weights)
         if optimizers is not None:
+            if manifests[index]["step"] and not state:
+                raise ValueError(
+                    f"{folder} holds weights without optimizer state, as `thinwire export` writes them; it can be evaluated, not resumed"
+                )
             optimizers[index].load_state_tensors(state)
     return Position(manifests[0]["step"], manifests[0]["seconds"])
 

@@ -21,6 +21,9 @@ VERBS = {
     "roster": ("put the workers of a run together: stages, addresses, certificates", "thinwire.keys:roster"),
     "join": ("run one stage of a roster on this machine", "thinwire.join:main"),
     "eval": ("measure the validation loss of a finished or stopped run", "thinwire.evaluate:main"),
+    "export": ("write a run's checkpoint as a plain Hugging Face Llama folder", "thinwire.hf.export:main"),
+    "import": ("start a run from a Hugging Face Llama folder", "thinwire.hf.importing:main"),
+    "generate": ("write text with a finished or stopped run", "thinwire.generate:main"),
     "compare": ("judge boundary methods by time to loss over links", "thinwire.compare.command:main"),
 }
 

@@ -66,8 +66,8 @@ class Child:
         return self.result is None and self.failure is None
 
 
-def run_crew(task: Task, config: RunConfig, arguments: dict[str, Any], hear_of: Hear) -> list[dict[str, Any]]:
-    """Let one process per stage do a task; return what each of them returned."""
+def run_crew(task: Task, config: RunConfig, arguments: dict[str, Any], hear_of: Hear, *, graceful: bool = True) -> list[dict[str, Any]]:
+    """Let one process per stage do a task; return what each of them returned. A task that is not `graceful` ends at the first Ctrl-C."""
     with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch, ExitStack() as stack:
         folder, stop = Path(scratch), Stop()
         make_local_roster(folder, config.pipeline.stages)
@@ -76,7 +76,8 @@ def run_crew(task: Task, config: RunConfig, arguments: dict[str, Any], hear_of: 
         context = forkserver()
         for stage in range(config.pipeline.stages):
             children.append(start(context, task, config, arguments, folder, stage))
-        stack.enter_context(stop.listening())
+        if graceful:
+            stack.enter_context(stop.listening())
         return watch(children, hear_of, stop)
 
 

@@ -1,26 +1,32 @@
-"""Evaluate a run's newest checkpoint: `thinwire eval runs/first`. Boundaries are packed and rounded as in training."""
+"""Evaluate a run's newest checkpoint: `thinwire eval runs/first`. Boundaries are packed and rounded as in training.
+
+In one process, or through one worker per stage over links (`--pipeline.mode workers`). With --tasks the exported model is handed to the
+LM Evaluation Harness instead.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
 from torch import Tensor
 
-from thinwire import checkpoint
-from thinwire.config import DataConfig, Device
-from thinwire.configfile import CONFIG_FILE, read
+from thinwire.config import DataConfig, Device, RunConfig
+from thinwire.crew import Say, run_crew
 from thinwire.data.open import Data, open_data
+from thinwire.pipeline.backend import close_group
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.pipeline import build_pipeline
-
-TOKENIZER_FILE = "tokenizer.json"
-"""The run's tokenizer, kept in its folder so that the run can be used where its source is not."""
+from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.saved import TOKENIZER_FILE, Mode, in_workers, load_here, load_together, read_settings
+from thinwire.seat import Seat
+from thinwire.stop import Stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +39,16 @@ class EvalCommand:
     """Another source than the run's own; the tokenizer stays the run's."""
     sequences: int = 1024
     """Most sequences to evaluate, evenly spaced over the validation part of the source."""
+    mode: Annotated[Mode, tyro.conf.arg(name="pipeline.mode")] = "inprocess"
+    """All stages in this process, or one worker process per stage."""
+    profile: Annotated[str, tyro.conf.arg(name="link.profile")] = "open"
+    """Link profile to emulate between workers."""
     device: Device = "auto"
     """Where to compute."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of the LM Evaluation Harness (package lm_eval) to run on the exported model instead, such as lambada_openai."""
+    limit: int | None = None
+    """With --tasks: most examples per task."""
 
 
 def validation_batch(data: Data, sequences: int, microbatch: int) -> Tensor:
@@ -49,19 +63,47 @@ def validation_batch(data: Data, sequences: int, microbatch: int) -> Tensor:
     return windows[:usable]
 
 
-def evaluate(command: EvalCommand) -> dict[str, float | int | None]:
+def evaluate(command: EvalCommand) -> dict[str, Any]:
     """Load the newest checkpoint and measure it."""
-    if not (command.run / CONFIG_FILE).is_file():
-        raise ValueError(f"{command.run} is not a run folder: it has no {CONFIG_FILE}; give the folder that `thinwire train --run` wrote")
-    config = read(command.run / CONFIG_FILE)
-    pipeline = build_pipeline(config, choose_device(command.device))
-    newest = checkpoint.newest(command.run, len(pipeline.stages))
-    position = checkpoint.load(newest, pipeline.stages, None, {})
-    data = open_data(_source(config.data, command), config.model, config.seed)
+    if command.sequences < 1:
+        raise ValueError(f"sequences is {command.sequences}; choose 1 or more")
+    config = in_workers(read_settings(command.run), command.mode, command.profile, command.device)
+    config = replace(config, data=_source(config.data, command))
+    if command.mode == "workers":
+        arguments = {"run": str(command.run), "sequences": command.sequences}
+        return run_crew(measure, config, arguments, lambda stage, message: None, graceful=False)[0]
+    pipeline = build_pipeline(config, choose_device(config.device))
+    step = load_here(command.run, pipeline.stages)
+    data = open_data(config.data, config.model, config.seed)
     windows = validation_batch(data, command.sequences, pipeline.microbatch)
-    loss = pipeline.evaluate(windows, len(windows), position.step)
-    per_byte = loss / math.log(2) / data.bytes_per_token if data.bytes_per_token else None
-    return {"step": position.step, "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": per_byte}
+    return figures(step, pipeline.evaluate(windows, len(windows), step), data.bytes_per_token)
+
+
+def measure(seat: Seat, say: Say, stop: Stop, run: str, sequences: int) -> dict[str, Any]:
+    """Be the worker of a stage in an evaluation; only stage 0 opens the data."""
+    config: RunConfig = seat.config
+    torch.set_num_threads(config.train.threads or torch.get_num_threads())
+    neighbours = seat.neighbours("eval")
+    try:
+        pipeline = WorkerPipeline(config, seat.stage, neighbours, choose_device(config.device))
+        step = load_together(Path(run), pipeline.stages[0], pipeline.control)
+        windows: Tensor | None = None
+        facts: dict[str, Any] | None = None
+        if seat.stage == 0:
+            data = open_data(config.data, config.model, config.seed)
+            windows = validation_batch(data, sequences, pipeline.microbatch)
+            facts = {"rows": len(windows), "bytes_per_token": data.bytes_per_token}
+        facts = pipeline.announce(facts)
+        return figures(step, pipeline.evaluate(windows, facts["rows"], step), facts["bytes_per_token"])
+    finally:
+        close_group()
+        neighbours.close()
+
+
+def figures(step: int, loss: float, bytes_per_token: float | None) -> dict[str, Any]:
+    """Say a loss in the usual units."""
+    per_byte = loss / math.log(2) / bytes_per_token if bytes_per_token else None
+    return {"step": step, "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": per_byte}
 
 
 def _source(data: DataConfig, command: EvalCommand) -> DataConfig:
@@ -77,4 +119,11 @@ def _source(data: DataConfig, command: EvalCommand) -> DataConfig:
 def main(argv: list[str]) -> None:
     """Run the `eval` verb."""
     command = tyro.cli(EvalCommand, prog="thinwire eval", args=argv, use_underscores=True)
-    print(json.dumps(evaluate(command), indent=1))
+    results: Mapping[str, Any]
+    if command.tasks:
+        from thinwire.harness import run_tasks  # not at the top: it exports, which evaluates
+
+        results = run_tasks(command.run, command.tasks, command.limit, command.device)
+    else:
+        results = evaluate(command)
+    print(json.dumps(results, indent=1))

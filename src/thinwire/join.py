@@ -21,6 +21,7 @@ from thinwire.seat import Seat
 from thinwire.settings import parse_join
 from thinwire.stop import Stop
 from thinwire.track import Progress, Tracker
+from thinwire.trackers.registry import open_trackers
 from thinwire.train import Trainer, how_to_go_on
 
 
@@ -35,8 +36,11 @@ def main(argv: list[str]) -> None:
         listen=command.listen,
     )
     try:
-        with Progress(command.config.train.steps) as progress:
-            summary = train_stage(seat, command.run, resume=command.resume, trackers=[progress], stop=Stop())
+        with (
+            open_trackers(command.track, command.run, command.config, resume=command.resume) as curves,
+            Progress(command.config.train.steps) as progress,
+        ):
+            summary = train_stage(seat, command.run, resume=command.resume, trackers=[progress, *curves], stop=Stop())
     except LinkError as error:
         raise ValueError(str(error)) from error
     if summary["steps"] < command.config.train.steps:

@@ -12,12 +12,16 @@ from thinwire.seat import Seat
 from thinwire.settings import TrainCommand
 from thinwire.stop import Stop
 from thinwire.track import Tracker
+from thinwire.trackers.registry import open_trackers
 from thinwire.view import RunView
 
 
 def launch(command: TrainCommand) -> dict[str, Any]:
     """Train with one process per stage; return the run's summary."""
-    with RunView(command.config) as view:
+    with (
+        open_trackers(command.track, command.run, command.config, resume=command.resume) as trackers,
+        RunView(command.config, trackers) as view,
+    ):
 
         def show(stage: int, message: dict[str, Any]) -> None:
             view.log(stage, message["step"], message["values"])

@@ -1,6 +1,6 @@
 """The words of `thinwire train`: a config by name or file, overrides for each of its fields, and what a resumed run may change.
 
-    thinwire train --config NAME|FILE --run DIR [--resume] [--section.field VALUE ...]
+    thinwire train --config NAME|FILE --run DIR [--resume] [--track NAME ...] [--section.field VALUE ...]
 
 Without --config the packaged config `laptop` is used; without --run the run goes to `runs/CONFIG-CODEC-SEED`, such as
 `runs/laptop-subspace-0`. Text is read by `configfile.py`, values are judged by `limits.py`.
@@ -18,6 +18,7 @@ from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, LOCAL, flatten, from_toml, load, near, read, shared_hash, to_toml
 from thinwire.limits import check
 from thinwire.model.cut import cut_layers
+from thinwire.trackers.registry import TRACKERS, check_names
 
 __all__ = ["JoinCommand", "TrainCommand", "check", "flatten", "from_toml", "load", "parse_join", "parse_train", "shared_hash", "to_toml"]
 
@@ -31,11 +32,14 @@ class TrainCommand:
     config: RunConfig
     run: Path
     resume: bool
+    track: tuple[str, ...] = ()
+    """Trackers beside the metrics file."""
 
 
 def parse_train(argv: list[str]) -> TrainCommand:
     """Read the words of `thinwire train` into a checked command."""
     words = scan(argv)
+    track = named_trackers(argv)
     if "resume" in words and "help" not in words:
         run, config = resume(argv, words)
     else:
@@ -44,7 +48,7 @@ def parse_train(argv: list[str]) -> TrainCommand:
         if run.exists():
             raise ValueError(f"the run folder {run} exists; choose another with --run DIR, or add --resume to go on with that run")
     check(config)
-    return TrainCommand(config=resolve(config), run=run, resume="resume" in words)
+    return TrainCommand(config=resolve(config), run=run, resume="resume" in words, track=track)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +80,8 @@ def parse_join(argv: list[str]) -> JoinCommand:
     if "run" not in scan(rest):
         rest += ["--run", f"runs/stage-{mine.stage}"]
     train = parse_train([*rest, "--pipeline.mode", "workers"])
-    return JoinCommand(
-        config=train.config, run=train.run, resume=train.resume, roster=mine.roster, keys=mine.keys, stage=mine.stage, listen=mine.listen
-    )
+    given = {entry.name: getattr(train, entry.name) for entry in fields(TrainCommand)}
+    return JoinCommand(**given, roster=mine.roster, keys=mine.keys, stage=mine.stage, listen=mine.listen)
 
 
 def scan(argv: list[str]) -> dict[str, str | None]:
@@ -90,6 +93,23 @@ def scan(argv: list[str]) -> dict[str, str | None]:
             following = argv[index + 1] if index + 1 < len(argv) and not argv[index + 1].startswith("--") else None
             words[name.replace("-", "_")] = value if equals else following
     return words | ({"help": None} if "-h" in argv else {})
+
+
+def named_trackers(argv: list[str]) -> tuple[str, ...]:
+    """List the names that stand behind --track."""
+    names: list[str] = []
+    word = ""
+    for token in argv:
+        if token.startswith("-"):
+            word, equals, value = token.partition("=")
+            names += [value] if word == "--track" and equals else []
+        elif word == "--track":
+            names.append(token)
+    if "--track" in argv and not names:
+        raise ValueError(
+            f"--track stands without a name; choose from {', '.join(TRACKERS)}, or leave it out: metrics/*.jsonl is always written"
+        )
+    return check_names(names)
 
 
 def run_folder(words: dict[str, str | None], config: RunConfig | None) -> Path:
@@ -135,6 +155,7 @@ def words_of(codec_options: type) -> Any:
         ("config", word(str, "Packaged config, or a file that ends in .toml."), field(default=DEFAULT_CONFIG)),
         ("run", word(str, "Run folder."), field(default="runs/CONFIG-CODEC-SEED")),
         ("resume", word(bool, "Go on with the run in that folder.", tyro.conf.FlagCreatePairsOff), field(default=False)),
+        ("track", word(tuple[str, ...], f"Draw curves too, with {' or '.join(TRACKERS)} or both."), field(default=())),
     ]
     return dataclasses.make_dataclass("Words", added, bases=(RunConfig,), frozen=True, kw_only=True)
 
@@ -156,7 +177,7 @@ def refuse_unknown(words: dict[str, str | None], base: RunConfig) -> None:
     """Raise ValueError for a word that does not exist, with the one that was probably meant."""
     values = flatten(base)
     negated = {".no_".join(word.rsplit(".", 1)) for word, value in values.items() if isinstance(value, bool)}
-    known = {"config", "run", "resume", "help", *values, *negated}
+    known = {"config", "run", "resume", "track", "help", *values, *negated}
     for word in words:
         if word.startswith("codec.") and word not in known:
             options = ", ".join(entry.name for entry in fields(base.codec))

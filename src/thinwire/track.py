@@ -1,4 +1,4 @@
-"""Trackers: where the numbers of each step go. A metrics file for programs, a progress line for people.
+"""Trackers: where the numbers of each step go. A metrics file for programs, a progress line for people; curves are in `trackers/`.
 
 No aggregation and no timing of the step itself: a tracker shows the values it is handed.
 """
@@ -74,6 +74,11 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """Keep what can be drawn as a curve: the finite numbers."""
+    return {name: value for name, value in plain(values).items() if type(value) in (int, float)}
 
 
 def drop_after(path: Path, step: int) -> None:

@@ -21,17 +21,19 @@ from thinwire.checkpoint import Position
 from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, shared_hash, to_toml
 from thinwire.data.open import Data, open_data
-from thinwire.evaluate import TOKENIZER_FILE, validation_batch
+from thinwire.evaluate import validation_batch
 from thinwire.files import write_atomic
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 from thinwire.pipeline.device import choose_device, peak_rss_bytes
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.saved import TOKENIZER_FILE
 from thinwire.settings import parse_train
 from thinwire.stop import Stop
 from thinwire.summary import summarise
 from thinwire.track import JsonLines, Progress, Tracker
+from thinwire.trackers.registry import open_trackers
 
 
 def main(argv: list[str]) -> None:
@@ -43,10 +45,11 @@ def main(argv: list[str]) -> None:
 
         summary = launch(command)
     else:
-        pipeline = build_pipeline(config, choose_device(config.device))
-        with Progress(config.train.steps) as progress:
-            stop = Stop()
-            summary = Trainer(config, command.run, pipeline, resume=command.resume, trackers=[progress], stop=stop).run()
+        with open_trackers(command.track, command.run, config, resume=command.resume) as curves:
+            pipeline = build_pipeline(config, choose_device(config.device))
+            with Progress(config.train.steps) as progress:
+                shown = [progress, *curves]
+                summary = Trainer(config, command.run, pipeline, resume=command.resume, trackers=shown, stop=Stop()).run()
     if summary["steps"] < config.train.steps:
         print(how_to_go_on(summary, f"thinwire train --run {command.run} --resume"))
     print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")

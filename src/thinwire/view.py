@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -15,16 +15,18 @@ from rich.text import Text
 from thinwire.config import RunConfig
 from thinwire.link.profile import find_profile
 from thinwire.model.cut import cut_layers
-from thinwire.track import Progress
+from thinwire.track import Progress, Tracker
 
 SPANS = ("compute", "encode", "wait", "decode")
+COMMON = frozenset({"loss", "gradient_norm", "rate", "seconds", "tokens", "tokens_per_second", "val_loss"})
+"""Values that every stage gives alike; the trackers take them from stage 0."""
 
 
 class RunView:
-    """Take the values of every stage's steps and show them."""
+    """Take the values of every stage's steps, show them and hand them to trackers, which are closed by whoever opened them."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, trackers: Sequence[Tracker] = ()) -> None:
+        self.config, self.trackers = config, trackers
         self.ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
         self.latest: dict[int, Mapping[str, Any]] = {}
         self.rate = find_profile(config.link.profile).up_mbps
@@ -48,6 +50,9 @@ class RunView:
         self.latest[stage] = {"step": step, **values}
         if stage == 0:
             self.progress.log(step, values)
+        tracked = values if stage == 0 else {f"stage-{stage}/{name}": value for name, value in values.items() if name not in COMMON}
+        for tracker in self.trackers:
+            tracker.log(step, tracked)
         if self.live:
             self.live.update(self.table())
 

@@ -79,7 +79,10 @@ class Anchor(nn.Module):
         )
         self.key = key(seed, layer)
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
+    def forward(self, ids_BT: Tensor, before_BT: Tensor | None = None) -> Tensor:
+        if before_BT is not None and len(self.ngrams):
+            joined_BT = torch.cat((before_BT[:, -len(self.ngrams) :], ids_BT), dim=1)
+            return self(joined_BT)[:, -ids_BT.shape[1] :]
         anchor_BTD = functional.embedding(ids_BT, self.rows)
         if self.widen is not None:
             assert self.start_VD is not None
@@ -116,7 +119,7 @@ class AnchoredEntry(nn.Module):
         self.compute = compute
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
-        anchor = context.kept["anchor"] = self.anchor(ids_BT)
+        anchor = context.kept["anchor"] = self.anchor(ids_BT, context.before_BT)
         return (self.projector.widen(payload[0].to(self.compute)) + anchor).to(self.compute)
 
 

@@ -60,6 +60,8 @@ class Context:
     samples_B: Tensor
     """Global sample index of each row."""
     training: bool = True
+    before_BT: Tensor | None = None
+    """Ids that came before these, when text is written token by token."""
     kept: dict[str, Tensor] = field(default_factory=dict, compare=False)
     """What a stage's entry keeps for its exit; on the first stage `embedded`, the tokens' embeddings."""
 

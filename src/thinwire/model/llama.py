@@ -24,6 +24,34 @@ class Pass:
     cosine_TS: Tensor
     sine_TS: Tensor
     dropout: Callable[[Tensor, float, int, int], Tensor]
+    memory: Memory | None = None
+    """What was read before, when text is written token by token; none in training, where a sequence is read as a whole."""
+
+
+class Memory:
+    """Keys and values of the tokens a stage has read, by layer, and the tokens' ids. Of one sequence, or several of equal length."""
+
+    def __init__(self) -> None:
+        self.ids_BT = torch.empty(1, 0, dtype=torch.int64)
+        self.heads: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def length(self) -> int:
+        """Return how many tokens have been read."""
+        return self.ids_BT.shape[1]
+
+    def extend(self, layer: int, key_BNTS: Tensor, value_BNTS: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the next tokens' keys and values of a layer; return all there are."""
+        if layer in self.heads:
+            before = self.heads[layer]
+            key_BNTS, value_BNTS = torch.cat((before[0], key_BNTS), dim=2), torch.cat((before[1], value_BNTS), dim=2)
+        self.heads[layer] = key_BNTS, value_BNTS
+        return key_BNTS, value_BNTS
+
+    def read(self, ids_BT: Tensor) -> None:
+        """Remember the ids whose keys and values are there; what was added behind them, to fill up a chunk, is forgotten."""
+        self.ids_BT = torch.cat((self.ids_BT.to(ids_BT.device).expand(len(ids_BT), -1), ids_BT), dim=1)
+        self.heads = {layer: (key[:, :, : self.length], value[:, :, : self.length]) for layer, (key, value) in self.heads.items()}
 
 
 class Dropout:
@@ -51,10 +79,10 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(hidden, self.weight.shape, self.weight.to(hidden.dtype), self.eps)
 
 
-def rotary_tables(model: ModelConfig, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def rotary_tables(model: ModelConfig, positions: range) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of the rotary angles, [T, S], the two halves of S alike (Hugging Face's layout)."""
-    half = torch.arange(0, model.head_size, 2, dtype=torch.float64, device=device) / model.head_size
-    angles = torch.outer(torch.arange(model.context, dtype=torch.float64, device=device), model.rope_theta**-half)
+    half = torch.arange(0, model.head_size, 2, dtype=torch.float64) / model.head_size
+    angles = torch.outer(torch.arange(positions.start, positions.stop, dtype=torch.float64), model.rope_theta**-half)
     angles_TS = torch.cat((angles, angles), dim=-1)
     return angles_TS.cos(), angles_TS.sin()
 
@@ -77,7 +105,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(model.width, model.kv_heads * model.head_size, bias=False)
         self.output = nn.Linear(attention_width, width, bias=model.output_bias)
 
-    def mixed(self, hidden_BTD: Tensor, each: Pass) -> Tensor:
+    def mixed(self, hidden_BTD: Tensor, each: Pass, layer: int) -> Tensor:
         """Return the heads' results side by side, before the output matrix."""
         batch, time, _ = hidden_BTD.shape
         query = self.query(hidden_BTD).view(batch, time, self.heads, self.head_size).transpose(1, 2)
@@ -86,7 +114,12 @@ class Attention(nn.Module):
         cosine, sine = each.cosine_TS[:time].to(query.dtype), each.sine_TS[:time].to(query.dtype)
         query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
         grouped = self.kv_heads != self.heads
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        if each.memory is None:
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        else:
+            key, value = each.memory.extend(layer, key, value)
+            seen = torch.ones(time, key.shape[2], dtype=torch.bool, device=key.device).tril(key.shape[2] - time)
+            mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=grouped)
         return mixed.transpose(1, 2).reshape(batch, time, -1)
 
 
@@ -121,7 +154,7 @@ class Block(nn.Module):
         self.ffn_output_norm = RMSNorm(last_width, model.norm_eps) if gains else nn.Identity()
 
     def forward(self, stream_BTW: Tensor, read: Callable[[Tensor], Tensor], each: Pass) -> Tensor:
-        mixed_BTH = self.attention.mixed(self.attention_norm(read(stream_BTW)), each)
+        mixed_BTH = self.attention.mixed(self.attention_norm(read(stream_BTW)), each, self.layer)
         branch = self.attention.output(each.dropout(mixed_BTH, self.inner_rate, BRANCH, 2 * self.layer))
         stream_BTW = stream_BTW + each.dropout(self.attention_output_norm(branch), self.output_rate, OUTPUT, 2 * self.layer)
         activated_BTF = self.ffn.activated(self.ffn_norm(read(stream_BTW)))

@@ -14,7 +14,7 @@ from thinwire.codecs.base import Codec, Context, Measuring, Shared
 from thinwire.config import ModelConfig
 from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.initial import EMBEDDING_STD, draw
-from thinwire.model.llama import Block, Dropout, Pass, RMSNorm, rotary_tables
+from thinwire.model.llama import Block, Dropout, Memory, Pass, RMSNorm, rotary_tables
 from thinwire.model.stream import Stream
 from thinwire.noise import key
 
@@ -47,7 +47,7 @@ class Stage(nn.Module):
         self.entries = nn.ModuleDict({str(plan.layers.start): entry} if entry else {})
         self.exits = nn.ModuleDict({str(plan.layers.stop): exit} if exit else {})
         self.to(codec.compute)
-        cosine_TS, sine_TS = rotary_tables(model)
+        cosine_TS, sine_TS = rotary_tables(model, range(model.context))
         self.register_buffer("cosine_TS", cosine_TS.to(codec.compute), persistent=False)
         self.register_buffer("sine_TS", sine_TS.to(codec.compute), persistent=False)
         self.axes = self._coordinate_axes()
@@ -88,17 +88,41 @@ class Stage(nn.Module):
 
     def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
-        ids_BT, context = ids_BT1[:, :-1], replace(context, kept={})
+        output = self._through(ids_BT1[:, :-1], payload, context, self.cosine_TS, self.sine_TS)
+        if not self.plan.last:
+            return output
+        return (functional.cross_entropy(output[0].flatten(0, 1), ids_BT1[:, 1:].flatten()),)
+
+    @torch.no_grad()
+    def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, memory: Memory, count: int) -> tuple[Tensor, ...]:
+        """Read tokens that follow those in memory, `count` of them real and the rest padding; return the payload, or (logits,)."""
+        positions = range(memory.length, memory.length + ids_BT.shape[1])
+        cosine_TS, sine_TS = (table.to(self.cosine_TS) for table in rotary_tables(self.model, positions))
+        output = self._through(ids_BT, payload, replace(context, before_BT=memory.ids_BT), cosine_TS, sine_TS, memory)
+        memory.read(ids_BT[:, :count])
+        return output
+
+    def _through(
+        self,
+        ids_BT: Tensor,
+        payload: tuple[Tensor, ...],
+        context: Context,
+        cosine_TS: Tensor,
+        sine_TS: Tensor,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Go through entry, layers and exit: return the payload to send, or (logits,) on the last stage."""
+        context = replace(context, kept={})
         static = self.stream.static(ids_BT)
         if self.plan.first:
             stream = context.kept["embedded"] = self.embedding(ids_BT)
         else:
             stream = self._end(self.entries)(payload, ids_BT, context)
-        stream = self._blocks(stream, static, context)
+        dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
+        stream = self._blocks(stream, static, Pass(cosine_TS, sine_TS, dropout, memory))
         if not self.plan.last:
             return tuple(tensor.contiguous() for tensor in self._end(self.exits)(stream, ids_BT, context))
-        logits_BTV = self.head(self.norm(stream)).to(self.cosine_TS.dtype)
-        return (functional.cross_entropy(logits_BTV.flatten(0, 1), ids_BT1[:, 1:].flatten()),)
+        return (self.head(self.norm(stream)).to(self.cosine_TS.dtype),)
 
     def owned(self) -> list[Shared]:
         """List what this stage's exit owns and shares with the next stage."""
@@ -120,10 +144,8 @@ class Stage(nn.Module):
             f"{name}_{layer}": value for layer, module in ends if isinstance(module, Measuring) for name, value in module.figures().items()
         }
 
-    def _blocks(self, stream: Tensor, static: Tensor | None, context: Context) -> Tensor:
+    def _blocks(self, stream: Tensor, static: Tensor | None, each: Pass) -> Tensor:
         """Run the layers; on the last stage open the stream to D channels where the free layers begin."""
-        dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
-        each = Pass(self.cosine_TS, self.sine_TS, dropout)
         bound = partial(self.stream.read, static=static)
         for layer in self.plan.layers:
             if layer == self.constrained:

@@ -1,0 +1,116 @@
+"""The model card of an exported folder: what it is, how to use it, and the figures of its run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.hf.checkpointed import Checkpointed
+from thinwire.hf.measure import Losses
+from thinwire.hf.tokenizer import KEPT_FOLDER
+
+HEAD = """---
+library_name: {library}
+pipeline_tag: text-generation
+tags:
+- {tag}
+- thinwire
+---
+
+# {name}
+
+"""
+PLAIN = """A Llama-style decoder, trained in pipeline stages by thinwire and exported as a plain Hugging Face Llama.
+{exact}
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    model, tokenizer = AutoModelForCausalLM.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")
+
+To train on: `thinwire import {name} --run runs/{name}`, then `thinwire train --run runs/{name} --resume`.
+"""
+OWN = """A Llama-style decoder, trained in pipeline stages by thinwire. **This is not a plain Hugging Face Llama**:
+{reason}.
+No Llama of the same shape computes the same function, so this is a thinwire folder: settings, tokenizer and weights per stage, without
+the state of the optimizer. It is read by
+
+    thinwire eval {name}
+    thinwire generate {name} --prompt "..."
+"""
+
+
+def write_card(path: Path, name: str, source: Checkpointed, losses: Losses, kind: str | torch.dtype) -> None:
+    """Write README.md; `kind` is the number format of a plain Llama, or the reason why the folder is none."""
+    reason = kind if isinstance(kind, str) else None
+    head = HEAD.format(library="thinwire" if reason else "transformers", tag="pytorch" if reason else "llama", name=name)
+    body = OWN.format(reason=reason, name=name) if reason else PLAIN.format(exact=exactness(source), name=name)
+    dtype = source.dtype if isinstance(kind, str) else kind
+    figures = "\n## Figures\n\n" + table(source, losses, read_summary(source.run), dtype)
+    path.write_text(head + body + figures + commands(source, name), encoding="utf-8")
+
+
+def exactness(source: Checkpointed) -> str:
+    """Say in what sense the weights are those of the run."""
+    if "stream.basis_DK" in source.tensors:
+        return (
+            "Trained in a subspace ([arXiv 2506.01260](https://arxiv.org/abs/2506.01260)); its matrices were multiplied out in fp64\n"
+            "(Wo = U Zo, W2 = U Z2, embedding = fixed + E U^T): the same network."
+        )
+    return "The weights are those of the run: what crossed its boundaries was rounded or chosen, the network is the same."
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """Return the run's figures, none where it has not finished."""
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def table(source: Checkpointed, losses: Losses, summary: dict[str, Any], dtype: torch.dtype) -> str:
+    """Write the figures as a table."""
+    config, step = source.config, source.step
+    train = config.train
+    rows = [("steps", f"{step:,}"), ("tokens", f"{step * train.batch * config.model.context:,}")]
+    rows += [("validation loss, boundaries as trained", shown(losses.trained, losses))]
+    rows += [("validation loss, no boundary (the plain network)", shown(losses.plain, losses))]
+    if summary.get("steps") == step:
+        rows += [("validation loss at the end of the run", f"{summary['val_loss']:.4f}")]
+    options = ", ".join(f"{key} {value}" for key, value in asdict(config.codec).items() if value is not None and key != "name")
+    rows += [("codec", f"{config.codec.name} ({options})"), ("stages", str(config.pipeline.stages))]
+    traffic = [summary.get(f"bytes_per_token_{way}") for way in ("forward", "backward")]
+    if None not in traffic:
+        rows += [("payload bytes per token and boundary", f"{traffic[0]:.1f} forward, {traffic[1]:.1f} backward")]
+    rows += [("trained parameters", f"{summary['trainable_parameters']:,}")] if "trainable_parameters" in summary else []
+    rows += [("data", data_name(config.data.source)), ("context", str(config.model.context)), ("compute", train.dtype)]
+    rounded = "" if torch.promote_types(dtype, source.dtype) == dtype else f", rounded from {source.dtype}; the losses are from before that"
+    rows += [("weights", f"{dtype}{rounded}".replace("torch.", ""))]
+    lines = ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def shown(loss: float | None, losses: Losses) -> str:
+    """Write a loss, or why there is none."""
+    if loss is not None:
+        return f"{loss:.4f} ({losses.sequences} sequences)"
+    reason = losses.why_not or "the boundaries are part of the network"
+    return "not measured: " + " ".join(reason.replace("|", "\\|").split())
+
+
+def data_name(source: str) -> str:
+    """Name a source without the folders of the machine that it was on."""
+    return source if source.startswith("hf:") else Path(source).name
+
+
+def commands(source: Checkpointed, name: str) -> str:
+    """Say what made this folder."""
+    run = source.run.resolve().name
+    first = f"    thinwire train --config {run}/config.toml --run {run}"
+    if (source.run / KEPT_FOLDER).is_dir():
+        first = f"    thinwire import FOLDER --run {run}\n    thinwire train --run {run} --resume"
+    lines = [first, f"    thinwire export {run} {name} --step {source.step}"]
+    return "\nMade by\n\n" + "\n".join(lines) + "\n"

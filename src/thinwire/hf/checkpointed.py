@@ -1,0 +1,79 @@
+"""A run's checkpoint, opened to be read tensor by tensor: found, checked by sha256, never loaded whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire import checkpoint
+from thinwire.codecs.base import DTYPES
+from thinwire.config import RunConfig
+from thinwire.configfile import CONFIG_FILE
+from thinwire.hf.shards import Stored, list_tensors
+from thinwire.model.stages import Stage
+from thinwire.saved import read_settings
+
+OPTIMIZER = "optimizer/"
+
+
+@dataclass(frozen=True)
+class Checkpointed:
+    """The parts of one checkpoint: per stage its manifest and its tensors, those of the optimizer left out."""
+
+    run: Path
+    config: RunConfig
+    folder: Path
+    manifests: list[dict[str, Any]]
+    parts: list[dict[str, Stored]]
+
+    @property
+    def step(self) -> int:
+        return checkpoint.step_of(self.folder)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the number format of the run's weights: with bf16 compute they are fp32."""
+        return torch.float32 if self.config.train.dtype == "bf16" else DTYPES[self.config.train.dtype]
+
+    @property
+    def tensors(self) -> dict[str, Stored]:
+        """Return the tensors of all stages; what every stage holds a copy of is the first one's."""
+        return {name: tensor for part in reversed(self.parts) for name, tensor in part.items()}
+
+    @torch.no_grad()
+    def fill(self, stage: Stage) -> None:
+        """Copy a stage's weights into it."""
+        part, path = self.parts[stage.plan.index], self.folder / f"stage-{stage.plan.index}.safetensors"
+        state = stage.state_dict()
+        for name in sorted(state.keys() | part.keys()):
+            here = tuple(state[name].shape) if name in state else None
+            there = part[name].shape if name in part else None
+            if here != there:
+                raise ValueError(f"{path} does not fit the settings in {self.run / CONFIG_FILE}: {name} is {there} there, {here} here")
+            state[name].copy_(part[name].whole())
+
+
+def open_checkpoint(run: Path, step: int | None = None) -> Checkpointed:
+    """Open a run's newest complete checkpoint, or that of a step, once the sha256 of every part has been checked."""
+    config = read_settings(run)
+    count = config.pipeline.stages
+    there = checkpoint.complete_steps(run, range(count))
+    if step is not None and step not in there:
+        raise ValueError(
+            f"{run} has no complete checkpoint of step {step}; it has {', '.join(map(str, there)) or 'none'}: choose one of them"
+        )
+    folder = checkpoint.newest(run, count) if step is None else run / "checkpoints" / f"step-{step:06d}"
+    manifests = [checkpoint.read_manifest(folder, index, {"stages": count}) for index in range(count)]  # type: ignore[dict-item]
+    if len({manifest.get("basis_version") for manifest in manifests}) > 1:
+        raise ValueError(f"the parts of {folder} are in different bases; choose the checkpoint before it with --step")
+    parts = []
+    for index, manifest in enumerate(manifests):
+        path = folder / f"stage-{index}.safetensors"
+        if checkpoint.file_sha256(path) != manifest["sha256"]:
+            raise ValueError(f"{path} does not match the sha256 in its manifest: it is damaged; choose an older checkpoint with --step")
+        tensors = list_tensors(path, "choose an older checkpoint with --step")
+        parts.append({name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER)})
+    return Checkpointed(run, config, folder, manifests, parts)

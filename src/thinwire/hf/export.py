@@ -1,0 +1,117 @@
+"""Export a run's checkpoint: `thinwire export runs/first out`.
+
+A plain Hugging Face Llama folder where the network is one, else a folder of our own format and the reason. Needs no GPU and no running
+job; weights are made and written a few rows at a time. OUT appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+
+from thinwire import __version__, checkpoint
+from thinwire.configfile import CONFIG_FILE
+from thinwire.hf.card import write_card
+from thinwire.hf.checkpointed import Checkpointed, open_checkpoint
+from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, to_json
+from thinwire.hf.folders import new_folder, refuse_existing
+from thinwire.hf.measure import measure_run
+from thinwire.hf.plain import pieces, why_no_llama
+from thinwire.hf.shards import parse_size, write_file, write_shards
+from thinwire.hf.tokenizer import kept_description, kept_dtype, write_json, write_tokenizer
+from thinwire.saved import TOKENIZER_FILE
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand:
+    """Write a run's checkpoint as a plain Hugging Face Llama folder, or say why it is none and write a folder of our own."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder that `thinwire train` wrote."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """Folder to make; it must not exist."""
+    dtype: Literal["fp32", "bf16", "fp16", "fp64"] | None = None
+    """Number format of the weights; unset: the run's own, or for an imported run that of the folder it came from."""
+    shard_size: str = "2GB"
+    """Most bytes per safetensors file; a single larger tensor has a file of its own."""
+    step: int | None = None
+    """Step of the checkpoint; unset: the newest complete one."""
+    sequences: int | None = None
+    """Validation sequences for the losses on the card; 0 measures none; unset: as many as the run's validation takes."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the `export` verb."""
+    command = tyro.cli(ExportCommand, prog="thinwire export", args=argv, use_underscores=True)
+    print(export(command))
+
+
+def export(command: ExportCommand) -> str:
+    """Make the folder; return what to tell the user."""
+    refuse_existing(command.out, "the folder")
+    limit = parse_size(command.shard_size)
+    source = open_checkpoint(command.run, command.step)
+    reason = why_no_llama(source.config)
+    if reason and command.dtype:
+        raise ValueError(
+            f"--dtype {command.dtype} is for plain Llama folders, but {reason}; leave --dtype out for a folder of our own format"
+        )
+    dtype = chosen_dtype(command, source)
+    losses = measure_run(source.config, command.run, source.fill, step=source.step, plain=reason is None, sequences=command.sequences)
+    with new_folder(command.out, "the folder") as folder:
+        hashes = write_own(folder, source) if reason else write_llama(folder, source, dtype, limit)
+        write_card(folder / "README.md", command.out.resolve().name, source, losses, reason or dtype)
+        write_contents(folder, source, reason, hashes)
+    kind = "is a plain Hugging Face Llama folder" if reason is None else "is a thinwire folder and not a plain Llama"
+    why = f": {reason}; `thinwire eval` and `thinwire generate` read it" if reason else f" in {dtype}".replace("torch.", "")
+    return f"{command.out} {kind}{why}\nstep {source.step}; {losses.describe()}"
+
+
+def chosen_dtype(command: ExportCommand, source: Checkpointed) -> torch.dtype:
+    """Return the format of the weights: the one asked for, else that of an imported folder, else the run's."""
+    if command.dtype:
+        return DTYPES[command.dtype]
+    return kept_dtype(command.run) or source.dtype
+
+
+def write_llama(folder: Path, source: Checkpointed, dtype: torch.dtype, limit: int) -> dict[str, str]:
+    """Write weights, config and tokenizer files; return the sha256 of the weights."""
+    model = source.config.model
+    hashes = write_shards(folder, pieces(source, dtype), limit)
+    tokens = write_tokenizer(source.run, folder, model.context)
+    # A run that was imported to train on shorter sequences still is a model of the longer ones: rotary positions have no table to cut.
+    longest = (kept_description(source.run) or {}).get("max_position_embeddings") or 0
+    write_json(folder / CONFIG_JSON, to_json(model, dtype, tokens, max(model.context, longest)))
+    return hashes
+
+
+def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
+    """Write a run folder without the state of the optimizer; return the sha256 of the weights."""
+    for name in (CONFIG_FILE, TOKENIZER_FILE, "summary.json"):
+        if (source.run / name).is_file():
+            shutil.copyfile(source.run / name, folder / name)
+    place = Path("checkpoints") / source.folder.name
+    (folder / place).mkdir(parents=True)
+    hashes = {}
+    for index, (manifest, part) in enumerate(zip(source.manifests, source.parts, strict=True)):
+        path = place / f"stage-{index}.safetensors"
+        hashes[path.as_posix()] = write_file(folder / path, [tensor.piece() for tensor in part.values()])
+        (folder / path).with_suffix(".json").write_text(json.dumps(manifest | {"sha256": hashes[path.as_posix()]}, indent=1))
+    return hashes
+
+
+def write_contents(folder: Path, source: Checkpointed, reason: str | None, hashes: dict[str, str]) -> None:
+    """Write down where the folder came from, and what every file in it must be."""
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    table = {"format": FORMAT, "thinwire": __version__, "kind": "run" if reason else "llama", "step": source.step}
+    table |= {"codec": asdict(source.config.codec), "stages": source.config.pipeline.stages}
+    table["files"] = {name: hashes.get(name) or checkpoint.file_sha256(folder / name) for name in files}
+    write_json(folder / CONTENTS, table)

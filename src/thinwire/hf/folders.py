@@ -1,0 +1,54 @@
+"""Make a whole new folder or none: it is filled under a hidden name beside its place and renamed at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def refuse_existing(path: Path, word: str) -> None:
+    """Raise ValueError if there is anything at a path that `word` names."""
+    if os.path.lexists(path):
+        raise ValueError(f"{word} {path} exists and is not overwritten; choose another folder, or delete that one first")
+
+
+@contextmanager
+def new_folder(path: Path, word: str) -> Iterator[Path]:
+    """Yield a hidden folder that becomes `path` when the block ends well and is deleted when it does not, by Ctrl-C too."""
+    refuse_existing(path, word)
+    place = Path(os.path.abspath(path))
+    missing = [folder for folder in place.parents if not folder.exists()]
+    hidden = place.with_name(f".{place.name}.{os.getpid()}.{uuid.uuid4().hex}.partial")
+    done = False
+    try:
+        hidden.mkdir(parents=True)
+        yield hidden
+        for folder, _, names in os.walk(hidden):
+            for name in names:
+                _flush(os.path.join(folder, name))
+            _flush(folder)
+        refuse_existing(path, word)  # somebody else may have been faster
+        hidden.rename(place)
+        _flush(place.parent)
+        done = True
+    finally:
+        if not done:
+            shutil.rmtree(hidden, ignore_errors=True)
+            for parent in missing:
+                if parent.exists() and not any(parent.iterdir()):
+                    parent.rmdir()
+
+
+def _flush(path: str | Path) -> None:
+    """Have a file or folder written to the disk, where the system lets a folder be opened."""
+    if os.name == "nt" and os.path.isdir(path):
+        return
+    number = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

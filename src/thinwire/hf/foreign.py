@@ -1,0 +1,173 @@
+"""A Hugging Face Llama folder, opened to be read tensor by tensor: every file, name, shape and number format is checked first.
+
+Nothing in it is believed and nothing is unpickled: weights are safetensors or refused unread.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.checkpoint import file_sha256
+from thinwire.config import ModelConfig
+from thinwire.configfile import CONFIG_FILE
+from thinwire.hf.description import CONFIG_JSON, CONTENTS, from_json, read_json
+from thinwire.hf.names import Entry, layout
+from thinwire.hf.shards import CHUNK_BYTES, Stored, list_tensors
+from thinwire.model.stages import Stage
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+AGAIN = "download or export the folder again"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A checked folder: the network it describes and where its tensors are."""
+
+    folder: Path
+    model: ModelConfig
+    tensors: dict[str, Stored]
+
+    def get(self, entry: Entry) -> Tensor:
+        """Read a tensor; a bias that the folder does not have is zero."""
+        found = self.tensors.get(entry.theirs)
+        return torch.zeros(entry.shape) if found is None else found.whole()
+
+    @torch.no_grad()
+    def fill(self, stage: Stage) -> None:
+        """Copy the weights of an unconstrained stage into it, one tensor at a time."""
+        state = stage.state_dict()
+        for entry in layout(self.model):
+            if entry.ours in state:
+                state[entry.ours].copy_(self.get(entry))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the number format that holds all weights exactly."""
+        return reduce(torch.promote_types, [tensor.dtype for tensor in self.tensors.values() if tensor.dtype is not None])
+
+    def refuse_rounding(self, dtype: torch.dtype) -> None:
+        """Refuse weights that a run in this number format would round."""
+        for tensor in self.tensors.values():
+            if tensor.dtype is not None and torch.promote_types(tensor.dtype, dtype) != dtype:
+                raise ValueError(
+                    f"{tensor.path}: {tensor.name} is {tensor.dtype}, but the run holds its weights in {dtype}, which would round them; "
+                    "add --train.dtype fp64"
+                )
+
+
+def open_folder(folder: Path) -> Foreign:
+    """Open a folder and check everything that can be checked without reading the weights, and with `thinwire.json` their sha256."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; give the folder of a Hugging Face Llama model, with config.json and safetensors files")
+    if (folder / CONFIG_FILE).is_file() and not (folder / CONFIG_JSON).is_file():
+        raise ValueError(f"{folder} is a thinwire folder, not a Hugging Face one; go on with: thinwire train --run {folder} --resume")
+    model = from_json(read_json(folder / CONFIG_JSON), folder / CONFIG_JSON)
+    check_contents(folder)
+    foreign = Foreign(folder, model, find_tensors(folder))
+    check_tensors(foreign)
+    return foreign
+
+
+def check_contents(folder: Path) -> None:
+    """Compare every file with the sha256 that `thinwire.json` gives, where there is one."""
+    path = folder / CONTENTS
+    if not path.is_file():
+        return
+    files = read_json(path).get("files")
+    if not isinstance(files, dict):
+        raise ValueError(f"{path} lists no files; {AGAIN}, or delete {CONTENTS} to go without its check")
+    for name, digest in files.items():
+        if name == "README.md":  # people add to a card
+            continue
+        if not (folder / plain_name(name, path)).is_file():
+            raise ValueError(f"{folder / name} is missing, {CONTENTS} lists it; {AGAIN}")
+        if file_sha256(folder / name) != digest:
+            raise ValueError(f"{folder / name} does not match its sha256 in {CONTENTS}: it is damaged or was changed; {AGAIN}")
+
+
+def plain_name(name: Any, where: Path) -> str:
+    """Return a file name, refusing one that leads elsewhere."""
+    if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{where} names the file {name!r}, which is not in this folder; {AGAIN}")
+    return name
+
+
+def find_tensors(folder: Path) -> dict[str, Stored]:
+    """List the tensors of all shards."""
+    if (folder / INDEX).is_file():
+        return indexed(folder)
+    if (folder / WEIGHTS).is_file():
+        return list_tensors(folder / WEIGHTS, AGAIN)
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if pickled:
+        raise ValueError(
+            f"{folder / pickled[0]} holds pickled weights, which can run code when read; it was not opened: load the model in transformers "
+            "and write it with save_pretrained, which makes safetensors"
+        )
+    raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}; {AGAIN}")
+
+
+def indexed(folder: Path) -> dict[str, Stored]:
+    """List the tensors that the index places, each in the shard it names."""
+    places = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ValueError(f"{folder / INDEX} has no weight_map; {AGAIN}")
+    found: dict[str, Stored] = {}
+    for shard in sorted({plain_name(shard, folder / INDEX) for shard in places.values()}):
+        if not (folder / shard).is_file():
+            raise ValueError(f"the shard {folder / shard} is missing, {INDEX} names it; {AGAIN}")
+        inside = list_tensors(folder / shard, AGAIN)
+        for name in sorted(inside.keys() | {name for name, place in places.items() if place == shard}):
+            if name not in inside:
+                raise ValueError(f"{folder / INDEX} places {name} in {shard}, which does not hold it; {AGAIN}")
+            if places.get(name) != shard:
+                raise ValueError(f"{folder / shard} holds {name}, which {INDEX} places in {places.get(name)}; {AGAIN}")
+        found |= inside
+    return found
+
+
+def check_tensors(foreign: Foreign) -> None:
+    """Refuse tensors that are missing, of another shape or format, or unknown; and biases that our matrices do not have."""
+    if foreign.model.layers > len(foreign.tensors):
+        raise ValueError(
+            f"{foreign.folder} holds {len(foreign.tensors)} tensors, too few for num_hidden_layers {foreign.model.layers} of "
+            f"{CONFIG_JSON}; {AGAIN}"
+        )
+    expected = {entry.theirs: entry for entry in layout(foreign.model)}
+    description = read_json(foreign.folder / CONFIG_JSON)
+    absent = [part for part, word in (("self_attn", "attention_bias"), ("mlp", "mlp_bias")) if not description.get(word)]
+    for name, entry in expected.items():
+        found = foreign.tensors.get(name)
+        if found is None:
+            if name.endswith(".bias") and name.split(".")[3] in absent:
+                continue
+            raise ValueError(f"{foreign.folder} lacks the tensor {name} of shape {entry.shape} that {CONFIG_JSON} calls for; {AGAIN}")
+        if found.shape != entry.shape:
+            raise ValueError(f"{found.path}: {name} has the shape {found.shape}, {CONFIG_JSON} calls for {entry.shape}; {AGAIN}")
+        if found.dtype is None or not found.dtype.is_floating_point:
+            raise ValueError(
+                f"{found.path}: {name} is {found.code}; weights must be F32, BF16, F16 or F64: save the model unquantised in transformers"
+            )
+        if entry.ours is None and bool(found.whole().any()):
+            raise ValueError(
+                f"{found.path}: {name} is not zero, and our decoder has biases on its output matrices alone; choose a model without it"
+            )
+    for name in [name for name in foreign.tensors if name.endswith("rotary_emb.inv_freq")]:
+        del foreign.tensors[name]  # written by old versions; it follows from rope_theta
+    for name in sorted(foreign.tensors.keys() - expected.keys()):
+        raise ValueError(f"{foreign.tensors[name].path} holds {name}, which a Llama with this {CONFIG_JSON} does not have; {AGAIN}")
+
+
+def row_blocks(tensor: Stored) -> list[tuple[int, int]]:
+    """Cut a matrix into blocks of rows of a few megabytes."""
+    count = tensor.shape[0]
+    together = max(1, CHUNK_BYTES // (8 * math.prod(tensor.shape[1:])))
+    return [(start, min(start + together, count)) for start in range(0, count, together)]

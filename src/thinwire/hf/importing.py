@@ -1,0 +1,173 @@
+"""Start a run from a Hugging Face Llama folder: `thinwire import FOLDER --run runs/mine`, then `thinwire train --run runs/mine --resume`.
+
+The run stands at step 0 with the folder's weights and a fresh optimizer. Its [model] is the folder's, its codec `dense` unless one is
+named, everything else comes from --config and the words of `thinwire train`. Stages are made one at a time. The run folder appears whole
+or not at all.
+
+The folder's tokenizer and generation files are kept in the run's folder `imported` and go out again with `thinwire export`. So does its
+max_position_embeddings, even if `--model.context N` trains on shorter sequences: rotary positions have no table that would be cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+from thinwire import checkpoint
+from thinwire.checkpoint import Position
+from thinwire.config import ModelConfig, RunConfig
+from thinwire.configfile import CONFIG_FILE, load, shared_hash, to_toml
+from thinwire.data.open import open_data
+from thinwire.evaluate import validation_batch
+from thinwire.hf.checkpointed import open_checkpoint
+from thinwire.hf.folders import new_folder, refuse_existing
+from thinwire.hf.foreign import Foreign, open_folder
+from thinwire.hf.measure import measure
+from thinwire.hf.plain import lean_codec, plans_of, why_no_llama
+from thinwire.hf.project import Projection
+from thinwire.hf.tokenizer import keep
+from thinwire.limits import check
+from thinwire.model.cut import constrained_layers
+from thinwire.model.stages import Stage, build_stage
+from thinwire.optimizer import StageOptimizer
+from thinwire.pipeline import staged
+from thinwire.pipeline.pipeline import build_codec
+from thinwire.saved import TOKENIZER_FILE
+from thinwire.settings import DEFAULT_CONFIG, chosen_codec, parse, resolve, scan
+from thinwire.subspace.layers import SubspaceStream
+
+OURS_TO_CHOOSE = ("context", "free_layers", "dropout", "output_dropout")
+"""Settings of [model] that change no weight, so that they need not be the folder's."""
+REFUSED = {
+    "resume": "an imported run is new",
+    "track": "nothing is trained yet",
+    "data.tokenizer": "the run uses the tokenizer of the folder",
+}
+"""Words of `thinwire train` that make no sense here, and why."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the `import` verb."""
+    own = argparse.ArgumentParser(
+        prog="thinwire import",
+        allow_abbrev=False,
+        description="Start a run from a Hugging Face Llama folder. All the words of `thinwire train` can follow; --model.context N trains "
+        "on shorter sequences than the folder's max_position_embeddings.",
+    )
+    own.add_argument("folder", type=Path, help="folder with config.json, safetensors files and tokenizer.json")
+    own.add_argument("--run", type=Path, required=True, help="run folder to make")
+    own.add_argument("--project", action="store_true", help="with --codec.name subspace: project the weights, which changes the network")
+    if argv and argv[0].startswith("--") and argv[0] != "--help":
+        raise ValueError(
+            f"the first word after `thinwire import` is the folder, not {argv[0]}; write: thinwire import FOLDER --run DIR ..."
+        )
+    mine, words = own.parse_known_args(argv)
+    for line in import_folder(mine.folder, mine.run, words, project=mine.project):
+        print(line)
+
+
+def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = False) -> list[str]:
+    """Make the run folder; return what to tell the user."""
+    refuse_existing(run, "the run folder")
+    foreign = open_folder(folder)
+    config = settings(foreign, run, words)
+    fill, said = chosen_fill(foreign, config, project)
+    # The copy in the run folder is not there yet.
+    here = replace(config.data, tokenizer=str(folder / TOKENIZER_FILE)) if (folder / TOKENIZER_FILE).is_file() else config.data
+    data = open_data(here, config.model, config.seed)
+    windows_NT1 = validation_batch(data, config.train.validation_sequences, config.train.batch // config.pipeline.microbatches)
+    if project:
+        before = staged.evaluate(unbound(config), windows_NT1, foreign.fill, step=0, boundaries=False)
+        said.append(f"validation loss {before:.4f} before projection, of the folder's own network; {len(windows_NT1)} sequences")
+    with new_folder(run, "the run folder") as made:
+        (made / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
+        keep(folder, made, foreign.dtype)
+        if data.tokenizer_json is not None:
+            if (folder / TOKENIZER_FILE).is_file():
+                shutil.copyfile(folder / TOKENIZER_FILE, made / TOKENIZER_FILE)
+            else:
+                (made / TOKENIZER_FILE).write_text(data.tokenizer_json, encoding="utf-8")
+        save(made, config, fill, data.fingerprint)
+        losses = measure(config, windows_NT1, open_checkpoint(made).fill, step=0, plain=True)
+        said.append(("after projection: " if project else "") + losses.describe("the boundaries of the run"))
+    return [*said, f"{run} is a run at step 0; train it with: thinwire train --run {run} --resume"]
+
+
+def settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig:
+    """Put the settings of the run together and check them."""
+    words = scan(argv)
+    for word, advice in REFUSED.items():
+        if word in words and (word != "data.tokenizer" or (foreign.folder / TOKENIZER_FILE).is_file()):
+            raise ValueError(f"--{word} {words[word] or ''} does not go with `thinwire import`: {advice}; leave it out")
+    base = load(words.get("config") or DEFAULT_CONFIG)
+    base = replace(base, model=foreign.model, codec=chosen_codec(base.codec, words.get("codec.name") or "dense"))
+    config = parse(argv, words, base)
+    refuse_other_model(foreign, config.model)
+    if (foreign.folder / TOKENIZER_FILE).is_file():
+        config = replace(config, data=replace(config.data, tokenizer=str(run.resolve() / TOKENIZER_FILE)))
+    elif config.data.tokenizer == "train" and not config.data.source.endswith(".bin"):
+        raise ValueError(
+            f"{foreign.folder} has no {TOKENIZER_FILE}, and the model knows no other tokens; write one with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...), give --data.tokenizer, or token shards as --data.source"
+        )
+    check(config)
+    return resolve(config)
+
+
+def refuse_other_model(foreign: Foreign, model: ModelConfig) -> None:
+    """Refuse a setting of the network that is not the folder's."""
+    for entry in fields(ModelConfig):
+        ours, theirs = getattr(model, entry.name), getattr(foreign.model, entry.name)
+        if entry.name not in OURS_TO_CHOOSE and ours != theirs:
+            raise ValueError(
+                f"model.{entry.name} is {ours}, but the model in {foreign.folder} has {theirs}; leave --model.{entry.name} out"
+            )
+
+
+def chosen_fill(foreign: Foreign, config: RunConfig, project: bool) -> tuple[Callable[[Stage], None], list[str]]:
+    """Return how stages get their weights, and what to say of it; refuse codecs that would make another network of the model."""
+    codec, name = lean_codec(config), config.codec.name
+    reason = why_no_llama(config)
+    if reason:
+        raise ValueError(
+            f"{foreign.folder} cannot be imported for the codec {name!r}: {reason}; choose another, such as --codec.name dense"
+        )
+    foreign.refuse_rounding(codec.compute)
+    if not codec.constrains:
+        if project:
+            raise ValueError(f"--project is for the codec subspace, but the codec is {name!r}, which takes any weights; leave it out")
+        return foreign.fill, []
+    plans = plans_of(config)
+    stream = codec.stream(plans[0])
+    assert isinstance(stream, SubspaceStream)
+    rank, width = stream.basis_DK.shape[1], config.model.width
+    if not project:
+        raise ValueError(
+            f"the codec {name!r} holds only what lies in {rank} of {width} directions, so the import would not be exact; choose dense or "
+            "quantize, or add --project to project the weights: that changes the network, and the loss before and after is reported"
+        )
+    projection = Projection(foreign, stream, constrained_layers(config.model, [plan.layers for plan in plans]))
+    return projection.fill, [
+        f"projected to {rank} of {width} directions, which hold {projection.kept:.1%} of what the embedding and the constrained layers "
+        "write; this is not exact. A larger --codec.rank and a smaller --codec.fixed_scale lose less"
+    ]
+
+
+def unbound(config: RunConfig) -> RunConfig:
+    """Return the settings of the same network without a codec's constraint."""
+    return replace(config, codec=chosen_codec(config.codec, "dense"))
+
+
+def save(made: Path, config: RunConfig, fill: staged.Fill, fingerprint: str) -> None:
+    """Write the checkpoint of step 0, one stage in memory at a time, with the facts that a resume compares."""
+    facts = {"config": shared_hash(replace(config, train=replace(config.train, steps=0))), "data": fingerprint}
+    folder = made / "checkpoints" / "step-000000"
+    folder.mkdir(parents=True)
+    codec, ranges = build_codec(config), [plan.layers for plan in plans_of(config)]
+    for index in range(len(ranges)):
+        stage = build_stage(config.model, ranges, index, codec, config.seed)
+        fill(stage)
+        checkpoint.save_stage(folder, stage, StageOptimizer(stage, config.train), Position(0, 0.0), facts)

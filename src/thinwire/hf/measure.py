@@ -1,0 +1,63 @@
+"""Validation losses of weights on the disk: through a run's boundaries, and of the plain network without any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from thinwire.config import RunConfig
+from thinwire.data.open import open_data
+from thinwire.evaluate import validation_batch
+from thinwire.pipeline import staged
+from thinwire.saved import TOKENIZER_FILE
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What was measured, or why nothing was."""
+
+    sequences: int = 0
+    trained: float | None = None
+    """Through the boundaries, rounded as in training."""
+    plain: float | None = None
+    """Without any boundary; None also for a network that has parts in its boundaries."""
+    why_not: str | None = None
+
+    def describe(self, boundaries: str = "the boundaries as trained") -> str:
+        """Say it in one line."""
+        if self.trained is None:
+            return f"validation loss not measured: {self.why_not}"
+        plain = "" if self.plain is None else f", {self.plain:.4f} without any boundary (the plain network)"
+        return f"validation loss {self.trained:.4f} through {boundaries}{plain}; {self.sequences} sequences"
+
+
+def validation_windows(config: RunConfig, run: Path, sequences: int) -> Tensor:
+    """Return validation sequences of the run's own source, read through the tokenizer in its folder."""
+    data = config.data
+    if (run / TOKENIZER_FILE).is_file():
+        data = replace(data, tokenizer=str(run / TOKENIZER_FILE))
+    microbatch = config.train.batch // config.pipeline.microbatches
+    return validation_batch(open_data(data, config.model, config.seed), sequences, microbatch)
+
+
+def measure(config: RunConfig, windows_NT1: Tensor, fill: staged.Fill, *, step: int, plain: bool) -> Losses:
+    """Measure both losses, one stage in memory at a time."""
+    trained = staged.evaluate(config, windows_NT1, fill, step=step)
+    without = staged.evaluate(config, windows_NT1, fill, step=step, boundaries=False) if plain else None
+    return Losses(len(windows_NT1), trained, without)
+
+
+def measure_run(config: RunConfig, run: Path, fill: staged.Fill, *, step: int, plain: bool, sequences: int | None) -> Losses:
+    """Measure a run's checkpoint on the run's own validation text, if that can be had here."""
+    wanted = config.train.validation_sequences if sequences is None else sequences
+    if wanted < 0:
+        raise ValueError(f"--sequences is {wanted}; give 0 to measure nothing, or a number of validation sequences")
+    if wanted == 0:
+        return Losses(why_not="--sequences 0 was given")
+    try:
+        windows_NT1 = validation_windows(config, run, wanted)
+    except (ValueError, OSError) as error:
+        return Losses(why_not=f"the run's text cannot be opened here ({error})")
+    return measure(config, windows_NT1, fill, step=step, plain=plain)

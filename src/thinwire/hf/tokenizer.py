@@ -1,0 +1,71 @@
+"""The tokenizer files of an exported folder, and what a folder that was imported had in their place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.data.tokenize import end_token, load_tokenizer
+from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, TOKENS, read_json
+from thinwire.saved import TOKENIZER_FILE
+
+KEPT_FOLDER = "imported"
+"""Folder in a run that was imported: the small files that came with the model and go out again with it."""
+OF_TOKENS = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+OTHERS = ("chat_template.json", "tokenizer.model", "vocab.json", "merges.txt", "generation_config.json", CONFIG_JSON)
+KEPT = (*OF_TOKENS, *OTHERS)
+
+
+def keep(folder: Path, run: Path, dtype: torch.dtype) -> None:
+    """Copy the small files of a foreign folder into a new run, and note the number format of its weights."""
+    kept = run / KEPT_FOLDER
+    kept.mkdir()
+    for name in KEPT:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, kept / name)
+    write_json(kept / CONTENTS, {"dtype": str(dtype).removeprefix("torch.")})
+
+
+def kept_dtype(run: Path) -> torch.dtype | None:
+    """Return the number format of the weights that an imported run started from."""
+    path = run / KEPT_FOLDER / CONTENTS
+    named = read_json(path).get("dtype") if path.is_file() else None
+    return next((dtype for dtype in DTYPES.values() if str(dtype) == f"torch.{named}"), None)
+
+
+def kept_description(run: Path) -> dict[str, Any] | None:
+    """Return the `config.json` that an imported run came with."""
+    path = run / KEPT_FOLDER / CONFIG_JSON
+    return read_json(path) if path.is_file() else None
+
+
+def write_tokenizer(run: Path, out: Path, context: int) -> dict[str, Any]:
+    """Write all files about tokens but `config.json`; return the ids that stand in that."""
+    kept = run / KEPT_FOLDER
+    if (kept / CONFIG_JSON).is_file():
+        for name in KEPT:
+            if name != CONFIG_JSON and (kept / name).is_file():
+                shutil.copyfile(kept / name, out / name)
+        table = read_json(kept / CONFIG_JSON)
+        return {name: table.get(name) for name in TOKENS}
+    if not (run / TOKENIZER_FILE).is_file():  # a run on token shards may have none
+        write_json(out / "generation_config.json", {})
+        return {}
+    shutil.copyfile(run / TOKENIZER_FILE, out / TOKENIZER_FILE)
+    tokenizer = load_tokenizer(str(run / TOKENIZER_FILE))
+    end = end_token(tokenizer)
+    special = {} if end is None else {"eos_token": tokenizer.id_to_token(end)}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, "clean_up_tokenization_spaces": False}
+    write_json(out / "tokenizer_config.json", about | special)
+    write_json(out / "special_tokens_map.json", special)
+    write_json(out / "generation_config.json", {} if end is None else {"eos_token_id": end})
+    return {"eos_token_id": end}
+
+
+def write_json(path: Path, table: dict[str, Any]) -> None:
+    """Write an object as JSON."""
+    path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,65 @@
+"""The run folder that a training has left: its settings, its tokenizer, its newest checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from thinwire import checkpoint
+from thinwire.config import Device, RunConfig
+from thinwire.configfile import CONFIG_FILE, read
+from thinwire.data.tokenize import load_tokenizer
+from thinwire.limits import check
+from thinwire.model.stages import Stage
+from thinwire.pipeline.control import Control
+
+Mode = Literal["inprocess", "workers"]
+TOKENIZER_FILE = "tokenizer.json"
+"""The run's tokenizer, kept in its folder so that the run can be used where its source is not."""
+
+
+def read_settings(run: Path) -> RunConfig:
+    """Return the settings of a run."""
+    if (run / "config.json").is_file() and not (run / CONFIG_FILE).is_file():
+        raise ValueError(
+            f"{run} is a Hugging Face folder, not a run folder; load it with transformers, "
+            f"or make a run of it: thinwire import {run} --run DIR"
+        )
+    if not (run / CONFIG_FILE).is_file():
+        raise ValueError(f"{run} is not a run folder: it has no {CONFIG_FILE}; give the folder that `thinwire train --run` wrote")
+    return read(run / CONFIG_FILE)
+
+
+def in_workers(config: RunConfig, mode: Mode, profile: str, device: Device) -> RunConfig:
+    """Return the settings with what a verb that uses a finished run chooses for itself, checked."""
+    config = replace(config, device=device, pipeline=replace(config.pipeline, mode=mode), link=replace(config.link, profile=profile))
+    check(config)
+    return config
+
+
+def read_tokenizer(run: Path, other: str | None = None) -> Tokenizer:
+    """Return a run's tokenizer, or another one that is named."""
+    if other is None and not (run / TOKENIZER_FILE).is_file():
+        raise ValueError(
+            f"{run} has no {TOKENIZER_FILE}: its data were token shards; name the tokenizer they were made with, --data.tokenizer FILE"
+        )
+    return load_tokenizer(str(run / TOKENIZER_FILE) if other is None else other)
+
+
+def load_here(run: Path, stages: list[Stage]) -> int:
+    """Load the newest checkpoint of which all stages are in this folder; return its step."""
+    return checkpoint.load(checkpoint.newest(run, len(stages)), stages, None, {}).step
+
+
+def load_together(run: Path, stage: Stage, control: Control) -> int:
+    """Load this stage's part of the newest checkpoint that every stage has, on whichever machine; return its step."""
+    mine = checkpoint.complete_steps(run, [stage.plan.index])
+    everyone = [part["steps"] for part in control.gather({"steps": mine})]
+    step = checkpoint.load(checkpoint.common(run, everyone, stage.plan.count), [stage], None, {}).step
+    basis = stage.stream.fingerprint()
+    if control.announce({"basis": basis} if stage.plan.first else None)["basis"] != basis:
+        raise ValueError(f"stage {stage.plan.index} of {run} is in another basis than stage 0; copy the parts of one run together")
+    return step
