@@ -158,7 +158,7 @@ class Supervisor:
 
 
 @needs_proc
-@pytest.mark.parametrize("number, group", [(signal.SIGINT, True), pytest.param(signal.SIGTERM, False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("number, group", [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_a_stop_leaves_a_checkpoint_and_says_how_to_go_on(config, tmp_path, number, group):
     """Ctrl-C in a terminal reaches the whole process group; `kill` and service managers send SIGTERM to the supervisor alone."""
     with Supervisor(config, tmp_path / "run") as run:
@@ -168,19 +168,28 @@ def test_a_stop_leaves_a_checkpoint_and_says_how_to_go_on(config, tmp_path, numb
         run.assert_alone()
     assert code == 0, error
     assert f"go on with: thinwire train --run {tmp_path / 'run'} --resume" in out and "Traceback" not in error
-    steps = json.loads((tmp_path / "run/summary.json").read_text())["steps"]
+    steps = int(re.search(r"stopped at step (\d+)", out)[1])
     assert 1 <= steps < 100000 and checkpoint.newest(tmp_path / "run", 2).name == f"step-{steps:06d}"
 
 
 @needs_proc
-def test_a_killed_worker_ends_the_run_and_is_named(config, tmp_path):
+def test_a_killed_worker_is_named_and_replaced(config, tmp_path):
     with Supervisor(config, tmp_path / "run") as run:
         run.wait_for_steps()
-        os.kill(run.worker(1), signal.SIGKILL)
-        code, _, error = run.end(30)
+        lost = run.worker(1)
+        os.kill(lost, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with suppress(AssertionError, OSError):
+                if run.worker(1) != lost:
+                    break
+            time.sleep(0.05)
+        os.kill(run.process.pid, signal.SIGINT)
+        code, out, error = run.end(30)
         run.assert_alone()
-    assert code == 2
-    assert re.search(r"thinwire: error: stage 1: the worker ended without a word \(exit code -9\)", error)
+    assert code == 0, error
+    assert "stage 1 was lost (the worker ended without a word (exit code -9)); another process takes its place" in out
+    assert re.search(r"all stages go on from step \d+", out)
 
 
 @needs_proc

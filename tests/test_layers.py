@@ -23,6 +23,7 @@ LAYERS = [
     ["summary", "sampling", "saved"],
     ["evaluate", "generate", "keys", "view"],
     ["train", "hf"],
+    ["recover"],
     ["join"],
     ["launch", "harness"],
     ["compare"],

@@ -18,8 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
@@ -40,6 +39,12 @@ END_SECONDS = 2.0
 """How long a worker may take to end on its own."""
 MESSAGE_BYTES = 2**26
 """Longest message between supervisor and worker."""
+BEAT_SECONDS = 1.0
+"""Time between a worker's signs of life."""
+RESTARTS = 5
+"""Workers that may be lost in a row without any progress between."""
+BACKOFF_SECONDS = 0.1
+"""First pause before a lost worker is started again; doubles while there is no progress."""
 
 Say = Callable[[dict[str, Any]], None]
 """How a worker tells the supervisor something, as JSON."""
@@ -60,25 +65,110 @@ class Child:
     failure: str | None = None
     lost_link: bool = False
     """Whether the failure is that of a link, which has its cause elsewhere."""
+    refused: bool = False
+    """Whether the failure is one that a new start would meet again."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When it last gave a sign of life."""
 
     @property
     def running(self) -> bool:
         return self.result is None and self.failure is None
 
 
-def run_crew(task: Task, config: RunConfig, arguments: dict[str, Any], hear_of: Hear, *, graceful: bool = True) -> list[dict[str, Any]]:
-    """Let one process per stage do a task; return what each of them returned. A task that is not `graceful` ends at the first Ctrl-C."""
+class Crew:
+    """One process per stage that do a task together; a lost one is replaced where the task knows how to go on."""
+
+    def __init__(
+        self, task: Task, config: RunConfig, arguments: dict[str, Any], folder: Path, hear_of: Hear, replacing: dict[str, Any] | None
+    ) -> None:
+        self.task, self.config, self.arguments, self.folder = task, config, arguments, folder
+        self.hear_of, self.replacing = hear_of, replacing
+        self.context = forkserver()
+        self.children: list[Child] = []
+        self.best = self.lost = 0
+        """The furthest step so far, and the workers lost since."""
+        self.wish: str | None = None
+        """When everyone was asked to stop: `soon`, after the step under way, or `now`."""
+
+    def start(self, stage: int, more: dict[str, Any] | None = None) -> Child:
+        """Start the worker of a stage."""
+        ours, theirs = self.context.Pipe()
+        given = (theirs, self.task, to_toml(self.config), json.dumps(self.arguments | (more or {})), str(self.folder), stage)
+        process = self.context.Process(target=work, args=given, name=f"thinwire-stage-{stage}", daemon=True)
+        process.start()
+        theirs.close()
+        return Child(stage, process, ours)
+
+    def watch(self, stop: Stop) -> list[dict[str, Any]]:
+        """Wait for all workers; replace lost ones, pass on a wish to stop; raise what the first failure said."""
+        while any(child.running for child in self.children):
+            collect(self.children, self._hear)
+            self._end_silent()
+            for child in [child for child in self.children if child.failure is not None]:
+                self._replace_or_raise(child)
+            wish = "now" if stop.now else "soon" if stop.asked else None
+            if wish is not None and wish != self.wish:
+                if wish == "soon":
+                    print("stopping after the step under way; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+                self.wish = wish
+                ask_to_stop(self.children, wish)
+        return [child.result for child in self.children if child.result is not None]
+
+    def _hear(self, stage: int, message: dict[str, Any]) -> None:
+        if message.get("step", 0) > self.best:
+            self.best, self.lost = message["step"], 0
+        self.hear_of(stage, message)
+
+    def _end_silent(self) -> None:
+        """End a worker that gives no sign of life: one that is stopped, or stuck, holds up everyone."""
+        limit = self.config.link.silent_seconds
+        for child in self.children:
+            if child.running and time.monotonic() - child.heard_at > limit and not child.pipe.poll():
+                child.failure = f"no sign of life for {limit} s"
+
+    def _replace_or_raise(self, child: Child) -> None:
+        """Start a lost worker again, unless that would not help."""
+        others = [other for other in self.children if other is not child]
+        if child.refused or child.lost_link or self.replacing is None or self.lost >= RESTARTS:
+            linger(self.children, self._hear)
+            raise first_failure(self.children)
+        child.process.kill()
+        end_all([child])
+        if others and all(other.result is not None for other in others):
+            child.failure, child.result = None, others[0].result  # all was said and written: only its own last word is missing
+            return
+        self.hear_of(child.stage, {"lost": child.failure})
+        time.sleep(BACKOFF_SECONDS * (2**self.lost - 1))
+        self.lost += 1
+        self.children[child.stage] = self.start(child.stage, self.replacing)
+        if self.wish is not None:
+            ask_to_stop([self.children[child.stage]], self.wish)
+
+
+def run_crew(
+    task: Task,
+    config: RunConfig,
+    arguments: dict[str, Any],
+    hear_of: Hear,
+    *,
+    graceful: bool = True,
+    replacing: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Let one process per stage do a task; return what each of them returned.
+
+    A task that is not `graceful` ends at the first Ctrl-C. `replacing` are further arguments for a process that takes the place of a
+    lost one; without them the loss of a worker ends the task.
+    """
     with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch, ExitStack() as stack:
-        folder, stop = Path(scratch), Stop()
-        make_local_roster(folder, config.pipeline.stages)
-        children: list[Child] = []
-        stack.callback(end_all, children)
-        context = forkserver()
+        stop = Stop()
+        make_local_roster(Path(scratch), config.pipeline.stages)
+        crew = Crew(task, config, arguments, Path(scratch), hear_of, replacing)
+        stack.callback(end_all, crew.children)
         for stage in range(config.pipeline.stages):
-            children.append(start(context, task, config, arguments, folder, stage))
+            crew.children.append(crew.start(stage))
         if graceful:
             stack.enter_context(stop.listening())
-        return watch(children, hear_of, stop)
+        return crew.watch(stop)
 
 
 def forkserver() -> ForkServerContext:
@@ -113,34 +203,44 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def start(context: ForkServerContext, task: Task, config: RunConfig, arguments: dict[str, Any], folder: Path, stage: int) -> Child:
-    """Start the worker of a stage."""
-    ours, theirs = context.Pipe()
-    given = (theirs, task, to_toml(config), json.dumps(arguments), str(folder), stage)
-    process = context.Process(target=work, args=given, name=f"thinwire-stage-{stage}", daemon=True)
-    process.start()
-    theirs.close()
-    return Child(stage, process, ours)
-
-
 def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, stage: int) -> None:
     """Be the worker of a stage: do the task, then report its result or what went wrong."""
     # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stop = Stop(supervised=True)
+    stop, voice = Stop(supervised=True), Voice(pipe)
     threading.Thread(target=heed, args=(pipe, stop), daemon=True).start()
+    threading.Thread(target=beat, args=(voice,), daemon=True).start()
     folder = Path(scratch)
     try:
         identity, roster = load_identity(folder / f"stage-{stage}"), read_roster(folder / "roster.toml")
         seat = Seat(config=from_toml(settings), roster=roster, identity=identity, stage=stage)
-        say(pipe, {"result": task(seat, partial(say, pipe), stop, **json.loads(arguments))})
+        voice.say({"result": task(seat, voice.say, stop, **json.loads(arguments))})
     except ValueError as error:
-        say(pipe, {"refused": str(error)})
+        voice.say({"refused": str(error)})
         sys.exit(1)
     except BaseException as error:
-        say(pipe, {"failed": traceback.format_exc(), "lost_link": isinstance(error, LinkError)})
+        voice.say({"failed": traceback.format_exc(), "lost_link": isinstance(error, LinkError)})
         sys.exit(1)
+
+
+class Voice:
+    """What a worker says to its supervisor; two threads may speak."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.lock = pipe, threading.Lock()
+
+    def say(self, message: dict[str, Any]) -> None:
+        with self.lock:
+            say(self.pipe, message)
+
+
+def beat(voice: Voice) -> None:
+    """Give signs of life for as long as the supervisor hears them."""
+    with suppress(OSError):
+        while True:
+            voice.say({"alive": True})
+            time.sleep(BEAT_SECONDS)
 
 
 def say(pipe: Connection, message: dict[str, Any]) -> None:
@@ -156,25 +256,10 @@ def hear(pipe: Connection) -> dict[str, Any]:
 def heed(pipe: Connection, stop: Stop) -> None:
     """Wait for a word of the supervisor: a wish to stop, or its end, which is this worker's end too."""
     try:
-        while hear(pipe) == {"stop": True}:
-            stop.asked = True
+        while (wish := hear(pipe).get("stop")) is not None:
+            stop.wish(now=wish == "now")
     except (EOFError, OSError):
         os._exit(1)
-
-
-def watch(children: list[Child], hear_of: Hear, stop: Stop) -> list[dict[str, Any]]:
-    """Wait for all workers; pass on a wish to stop; raise what the first failure said."""
-    asked = False
-    while any(child.running for child in children):
-        collect(children, hear_of)
-        if any(child.failure for child in children):
-            linger(children, hear_of)
-            raise first_failure(children)
-        if stop.asked and not asked:
-            asked = True
-            print("stopping after the step under way; Ctrl-C again ends at once", flush=True)
-            ask_to_stop(children)
-    return [child.result for child in children if child.result is not None]
 
 
 def collect(children: list[Child], hear_of: Hear, timeout: float = 0.5) -> None:
@@ -188,21 +273,24 @@ def collect(children: list[Child], hear_of: Hear, timeout: float = 0.5) -> None:
             child.process.join(1)
             child.failure = f"the worker ended without a word (exit code {child.process.exitcode})"
             continue
+        child.heard_at = time.monotonic()
+        if "alive" in message:
+            continue
         if "result" in message:
             child.result = message["result"]
         elif "refused" in message or "failed" in message:
             child.failure = message.get("refused") or message["failed"]
-            child.lost_link = message.get("lost_link", False)
+            child.lost_link, child.refused = message.get("lost_link", False), "refused" in message
         else:
             hear_of(child.stage, message)
 
 
-def ask_to_stop(children: list[Child]) -> None:
+def ask_to_stop(children: list[Child], wish: str) -> None:
     """Pass the wish on; a worker that has just ended is found out by `collect`."""
     for child in children:
         if child.running:
             with suppress(OSError):
-                say(child.pipe, {"stop": True})
+                say(child.pipe, {"stop": wish})
 
 
 def linger(children: list[Child], hear_of: Hear) -> None:

@@ -6,23 +6,16 @@ the links refuse each other with the name of what differs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
-import torch
-
 from thinwire.link.errors import LinkError
 from thinwire.link.roster import read_roster
 from thinwire.link.tls import load_identity
-from thinwire.pipeline.backend import close_group
-from thinwire.pipeline.device import choose_device
-from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.recover import train_stage
 from thinwire.seat import Seat
 from thinwire.settings import parse_join
 from thinwire.stop import Stop
-from thinwire.track import Progress, Tracker
+from thinwire.track import Progress
 from thinwire.trackers.registry import open_trackers
-from thinwire.train import Trainer, how_to_go_on
+from thinwire.train import how_to_go_on
 
 
 def main(argv: list[str]) -> None:
@@ -46,17 +39,5 @@ def main(argv: list[str]) -> None:
     if summary["steps"] < command.config.train.steps:
         words = f"{command.roster} --stage {command.stage} --keys {command.keys} --run {command.run}"
         print(how_to_go_on(summary, f"thinwire join {words} --resume (on every machine)"))
-    print(f"stage {command.stage} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
-
-
-def train_stage(seat: Seat, run: Path, *, resume: bool = False, trackers: Sequence[Tracker] = (), stop: Stop | None = None) -> dict:
-    """Train one stage in step with the others of the roster; return the run's summary."""
-    config = seat.config
-    torch.set_num_threads(config.train.threads or torch.get_num_threads())
-    neighbours = seat.neighbours("train")
-    try:
-        pipeline = WorkerPipeline(config, seat.stage, neighbours, choose_device(config.device))
-        return Trainer(config, run, pipeline, resume=resume, trackers=trackers, stop=stop).run()
-    finally:
-        close_group()
-        neighbours.close()
+    if summary["val_loss"] is not None:
+        print(f"stage {command.stage} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")

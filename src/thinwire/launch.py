@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.crew import Say, run_crew
-from thinwire.join import train_stage
+from thinwire.recover import train_stage
 from thinwire.seat import Seat
 from thinwire.settings import TrainCommand
 from thinwire.stop import Stop
@@ -24,14 +24,18 @@ def launch(command: TrainCommand) -> dict[str, Any]:
     ):
 
         def show(stage: int, message: dict[str, Any]) -> None:
-            view.log(stage, message["step"], message["values"])
+            if "step" in message:
+                view.log(stage, message["step"], message["values"])
+            else:
+                view.event(stage, message)
 
-        return run_crew(train, command.config, {"run": str(command.run), "resume": command.resume}, show)[0]
+        arguments = {"run": str(command.run), "resume": command.resume}
+        return run_crew(train, command.config, arguments, show, replacing={"replacing": True})[0]
 
 
-def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool) -> dict[str, Any]:
-    """Train one stage and tell the supervisor of every step."""
-    return train_stage(seat, Path(run), resume=resume, trackers=[PipeTracker(say)], stop=stop)
+def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:
+    """Train one stage and tell the supervisor of every step, and of what happens to the crew."""
+    return train_stage(seat, Path(run), resume=resume, replacing=replacing, trackers=[PipeTracker(say)], stop=stop, report=say)
 
 
 class PipeTracker(Tracker):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from thinwire.config import RunConfig
+from thinwire.files import write_atomic
 from thinwire.link.roster import Place, Roster
 from thinwire.link.tls import Identity
 from thinwire.pipeline.neighbours import Neighbours
@@ -23,8 +25,11 @@ class Seat:
     listen: str | None = None
     """Address to listen on if it is not the roster's."""
 
-    def neighbours(self, purpose: str) -> Neighbours:
-        """Return the links to make, checked; workers that sit together for another purpose refuse each other."""
+    def neighbours(self, purpose: str, folder: Path | None = None) -> Neighbours:
+        """Return the links to make, checked; workers that sit together for another purpose refuse each other.
+
+        With a folder the worker's incarnation grows even if the clock goes back.
+        """
         stages, place = self.config.pipeline.stages, Place(0, self.stage)
         if not 0 <= self.stage < stages:
             raise ValueError(f"there is no stage {self.stage}: pipeline.stages is {stages}; choose 0 to {stages - 1}")
@@ -34,7 +39,7 @@ class Seat:
                 "use the keys it was made with, or write the roster again with this certificate"
             )
         run = f"{purpose}-{run_name(self.roster)}"
-        return Neighbours(self.roster, self.identity, place, run, incarnation=incarnation(), listen=self.listen)
+        return Neighbours(self.roster, self.identity, place, run, incarnation=incarnation(folder, self.stage), listen=self.listen)
 
 
 def run_name(roster: Roster) -> str:
@@ -43,6 +48,21 @@ def run_name(roster: Roster) -> str:
     return hashlib.sha256(members.encode()).hexdigest()[:16]
 
 
-def incarnation() -> int:
-    """Return a number that differs each time this worker starts, and grows."""
-    return time.time_ns() // 1000
+def incarnation(folder: Path | None, stage: int) -> int:
+    """Return a number that differs each time this worker starts, and grows, even if the clock went back since it was remembered."""
+    now = time.time_ns() // 1000
+    path = None if folder is None else incarnation_file(folder, stage)
+    before = path.read_text() if path is not None and path.is_file() else ""
+    return max(now, int(before) + 1) if before.isdigit() else now
+
+
+def remember(folder: Path, stage: int, number: int) -> None:
+    """Keep a worker's incarnation with its checkpoints."""
+    path = incarnation_file(folder, stage)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, str(number).encode())
+
+
+def incarnation_file(folder: Path, stage: int) -> Path:
+    """Say where it is kept."""
+    return folder / "checkpoints" / f"incarnation-{stage}"

@@ -30,7 +30,7 @@ from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
 from thinwire.saved import TOKENIZER_FILE
 from thinwire.settings import parse_train
-from thinwire.stop import Stop
+from thinwire.stop import Abandoned, Stop
 from thinwire.summary import summarise
 from thinwire.track import JsonLines, Progress, Tracker
 from thinwire.trackers.registry import open_trackers
@@ -49,10 +49,15 @@ def main(argv: list[str]) -> None:
             pipeline = build_pipeline(config, choose_device(config.device))
             with Progress(config.train.steps) as progress:
                 shown = [progress, *curves]
-                summary = Trainer(config, command.run, pipeline, resume=command.resume, trackers=shown, stop=Stop()).run()
+                trainer = Trainer(config, command.run, pipeline, resume=command.resume, trackers=shown, stop=Stop())
+                try:
+                    summary = trainer.run()
+                except Abandoned:
+                    summary = trainer.end_early()
     if summary["steps"] < config.train.steps:
         print(how_to_go_on(summary, f"thinwire train --run {command.run} --resume"))
-    print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")
+    if summary["val_loss"] is not None:
+        print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")
 
 
 def how_to_go_on(summary: dict, command: str) -> str:
@@ -70,19 +75,21 @@ class Trainer:
         pipeline: Pipeline | WorkerPipeline,
         *,
         resume: bool = False,
+        recovering: bool = False,
+        data: Data | None = None,
         trackers: Sequence[Tracker] = (),
         stop: Stop | None = None,
     ) -> None:
-        """Get everything ready; `trackers` are shown each step, beside the metrics file, and closed by whoever made them."""
+        """Get everything ready; `trackers` are shown each step, beside the metrics file, and closed by whoever made them.
+
+        `recovering` goes on from the newest checkpoint that all stages have, or from the beginning; `data` need not be opened again then.
+        """
         self.config, self.folder, self.pipeline, self.trackers = config, folder, pipeline, trackers
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
-        self.data: Data | None = open_data(config.data, config.model, config.seed) if self.first else None
+        self.data = (data or open_data(config.data, config.model, config.seed)) if self.first else None
         about = pipeline.announce(self._describe_data(resume))
-        if about["resume"] != resume:
-            here, there = ("with", "without") if resume else ("without", "with")
-            raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
         self.validation_rows: int = about["validation_rows"]
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
         # The number of steps may grow when a run is resumed.
@@ -91,14 +98,30 @@ class Trainer:
         self.position = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
         self.stop = stop or Stop()
-        if resume:
-            mine = checkpoint.complete_steps(folder, [stage.plan.index for stage in pipeline.stages])
-            newest = checkpoint.common(folder, pipeline.gather_values(mine), pipeline.stages[0].plan.count)
-            self.position = checkpoint.load(newest, pipeline.stages, self.optimizers, self.facts)
-            if self.position.step >= config.train.steps:
-                raise ValueError(f"{folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
+        self.ready = False
+        """Whether all gradients of the step under way are there."""
+        self.outcome: Outcome | None = None
+        """Outcome of the last step that was committed."""
+        self._restore(resume, recovering, about["resume"])
         self.started_at = self.position
         self._write_folder()
+
+    def _restore(self, resume: bool, recovering: bool, first_resumes: bool) -> None:
+        """Vote with all stages for the newest checkpoint that each of them has, and load it."""
+        mine = checkpoint.complete_steps(self.folder, [stage.plan.index for stage in self.pipeline.stages])
+        votes = self.pipeline.gather_values({"steps": mine, "recovering": recovering})
+        if not any(vote["recovering"] for vote in votes):
+            if first_resumes != resume:
+                here, there = ("with", "without") if resume else ("without", "with")
+                raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
+            if not resume:
+                return
+        elif not set.intersection(*(set(vote["steps"]) for vote in votes)):
+            return  # nobody had written anything yet: all begin again
+        newest = checkpoint.common(self.folder, [vote["steps"] for vote in votes], self.pipeline.stages[0].plan.count)
+        self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts)
+        if resume and self.position.step >= self.config.train.steps and not any(vote["recovering"] for vote in votes):
+            raise ValueError(f"{self.folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
 
     def _describe_data(self, resume: bool) -> dict | None:
         """Tell the other stages what they need to know of the data that only stage 0 has."""
@@ -119,7 +142,10 @@ class Trainer:
         return JsonLines(self.folder / "metrics" / f"stage-{label}.jsonl", resumed=self.position.step)
 
     def run(self) -> dict:
-        """Train to the end, to the time limit, or until asked to stop; return the summary."""
+        """Train to the end, to the time limit, or until asked to stop; return the summary.
+
+        Raise Abandoned, or from links Stopping, when the run is to end at once: `end_early` then does what is left to do.
+        """
         train, loss = self.config.train, math.nan
         with self.stop.listening(), self._metrics() as metrics:
             stopped = False
@@ -146,15 +172,17 @@ class Trainer:
         started = time.perf_counter()
         first_sample = step * train.batch
         batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, train.batch))
-        loss = self.pipeline.step(batch_BT1, step, first_sample)
-        squared = 0.0
-        for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
-            squared = optimizer.squared_norm() + squared
-        stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
-        outcome = self.pipeline.settle(Outcome(step, loss, squared, stop))
+        with self.stop.abandoning(self.pipeline.abandon):
+            loss = self.pipeline.step(batch_BT1, step, first_sample)
+            squared = 0.0
+            for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
+                squared = optimizer.squared_norm() + squared
+            stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
+            self.ready = True
+            outcome = self.pipeline.settle(Outcome(step, loss, squared, stop))
         self._refuse_divergence(outcome)
-        for optimizer in self.optimizers:
-            optimizer.step(rate_factor(step, train), clip_scale(outcome.norm, train.clip))
+        self.ready, self.outcome = False, outcome
+        self._update(outcome)
         if self.pipeline.codec.moves_after(step):
             self._move_basis()
         self._update_shared(step)
@@ -165,6 +193,23 @@ class Trainer:
         assert outcome.loss is not None
         values = {"loss": outcome.loss, "gradient_norm": outcome.norm, "rate": train.rate * rate_factor(step, train)}
         return values | self._meters(seconds), outcome.stop
+
+    def _update(self, outcome: Outcome) -> None:
+        train = self.config.train
+        for optimizer in self.optimizers:
+            optimizer.step(rate_factor(outcome.step, train), clip_scale(outcome.norm, train.clip))
+
+    def catch_up(self, outcome: Outcome) -> None:
+        """Apply a step that others have committed and that this stage has its gradients of, where that needs no word from anyone."""
+        codec, step = self.pipeline.codec, self.position.step
+        if self.ready and outcome.step == step and not codec.moves_after(step) and not codec.shares_after(step):
+            self._update(outcome)
+            self.ready, self.position = False, replace(self.position, step=step + 1)
+
+    def end_early(self) -> dict:
+        """Write the last committed step; return a summary without figures that would take time."""
+        self.save()
+        return {"steps": self.position.step, "val_loss": None}
 
     def _refuse_divergence(self, outcome: Outcome) -> None:
         if outcome.loss is None or not math.isfinite(outcome.norm) or not math.isfinite(outcome.loss):
@@ -208,7 +253,8 @@ class Trainer:
         return limit is not None and self.position.seconds + step_seconds - self.started_at.seconds >= limit
 
     def validate(self) -> float:
-        return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows, self.position.step)
+        with self.stop.abandoning(self.pipeline.abandon):
+            return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows, self.position.step)
 
     def save(self) -> None:
         checkpoint.save(self.folder, self.pipeline.stages, self.optimizers, self.position, self.facts)

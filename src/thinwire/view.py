@@ -56,6 +56,18 @@ class RunView:
         if self.live:
             self.live.update(self.table())
 
+    def event(self, stage: int, message: Mapping[str, Any]) -> None:
+        """Say what happens to the crew: a worker was lost, and how all go on."""
+        text = ""
+        if "lost" in message:
+            text = f"stage {stage} was lost ({message['lost']}); another process takes its place"
+        elif stage == 0 and "restored" in message:
+            text = f"all stages go on from step {message['restored']}"
+        if text and self.live:
+            self.live.console.print(text)
+        elif text:
+            print(text, flush=True)
+
     def table(self) -> Group:
         """Draw the state of all stages."""
         table = Table(title=f"{self.config.codec.name} over {self.config.link.profile}")

@@ -10,7 +10,7 @@ import pytest
 
 from link.support import LEFT, RIGHT, pair, terms
 from thinwire.link.contract import Contract
-from thinwire.link.errors import EpochMoved, LinkError, ProtocolError
+from thinwire.link.errors import Interrupted, LinkError, ProtocolError, Replaced
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.hello import config_hash, decode_hello, differences, make_hello
 from thinwire.link.options import LinkOptions
@@ -93,7 +93,7 @@ def test_the_right_certificate_for_another_stage_is_refused(world):
 @pytest.mark.timeout(30)
 def test_the_end_in_the_lower_epoch_is_told_and_the_higher_waits(world):
     with pair(world, Contract(epoch=2), right_contract=Contract(epoch=3)) as (left, right, _):
-        with pytest.raises(EpochMoved) as caught:
+        with pytest.raises(Interrupted) as caught:
             left.wait_open(10)
         assert caught.value.epoch == 3
         with pytest.raises(TimeoutError):
@@ -109,7 +109,20 @@ def test_a_restarted_peer_is_noticed(world):
         right._loop.terms = terms(RIGHT, incarnation=8)
         right.reset_connection()
         for link in (left, right):
-            with pytest.raises(LinkError, match="restarted"):
+            with pytest.raises(Interrupted, match="restarted"):
                 link.receive(Channel.CONTROL, 10)
             with pytest.raises(LinkError, match="restarted"):
                 link.send(Frame.make(Kind.STEP), 1)
+
+
+@pytest.mark.timeout(30)
+def test_an_older_process_is_turned_away_and_the_newer_one_goes_on(world):
+    """The peer that was replaced comes back: it is told to end, and the link waits for the newer one without a failure."""
+    with pair(world) as (left, right, _):
+        left.wait_open(10)
+        right.wait_open(10)
+        left._loop.newest = 9  # a process that started later has been met
+        right.reset_connection()
+        with pytest.raises(Replaced, match="a newer process has taken the place"):
+            right.receive(Channel.CONTROL, 10)
+        assert left.error is None

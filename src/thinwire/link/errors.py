@@ -21,9 +21,35 @@ class LinkClosed(LinkError):
     """One end has said goodbye and every frame sent before it was delivered."""
 
 
-class EpochMoved(LinkError):
-    """The peer runs a later epoch: abort the step and make a new link."""
+class Interrupted(LinkError):
+    """A worker was replaced, or another one found that out: abandon the step, and make new links in a later epoch."""
 
-    def __init__(self, message: str, epoch: int) -> None:
+    def __init__(self, message: str, epoch: int = 0) -> None:
         super().__init__(message)
         self.epoch = epoch
+        """The epoch that a peer is known to be in; 0: unknown."""
+
+
+class Replaced(LinkError):
+    """This process is no longer the worker of its stage: a newer one has taken its place."""
+
+
+class Stopping(LinkError):
+    """Someone has asked the run to end at once: abandon the step, write what was committed."""
+
+
+RECOVERING, REPLACED, STOPPING = "recovering: ", "replaced: ", "stopping: "
+"""How the reason of an ABORT begins that means one of the above."""
+KINDS: dict[str, type[LinkError]] = {RECOVERING: Interrupted, REPLACED: Replaced, STOPPING: Stopping}
+
+
+def aborted(message: str, reason: str) -> LinkError:
+    """Return the error that an ABORT with this reason means."""
+    kind = next((kind for word, kind in KINDS.items() if reason.startswith(word)), LinkError)
+    return kind(f"{message}: {reason}")
+
+
+def reason_of(error: LinkError) -> str:
+    """Return the reason with which another link is aborted because of an error."""
+    word = next((word for word, kind in KINDS.items() if isinstance(error, kind)), "")
+    return f"{word}{error}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from thinwire.link.errors import EpochMoved, LinkError, ProtocolError
+from thinwire.link.errors import RECOVERING, REPLACED, Interrupted, LinkError, ProtocolError, Replaced
 from thinwire.link.frame import VERSION, Channel
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place
@@ -134,14 +134,18 @@ def differences(mine: Hello, theirs: Hello, peer: Place) -> list[str]:
     return found if len(found) <= MAX_NAMED else [*found[:MAX_NAMED], f"and {len(found) - MAX_NAMED} more"]
 
 
-def judge(mine: Hello, theirs: Hello, peer: Place, incarnation: int | None) -> None:
-    """Raise why the two ends cannot work together; `incarnation` is the peer's as first heard on this link."""
+def judge(mine: Hello, theirs: Hello, peer: Place, incarnation: int | None, *, heard: bool = True) -> None:
+    """Raise why the two ends cannot work together; `incarnation` is the peer's newest so far, `heard` whether this link has met it."""
     found = differences(mine, theirs, peer)
     if found:
         raise LinkError(f"{Place(mine.replica, mine.stage)} and {peer} do not fit together: {'; '.join(found)}")
+    if incarnation is not None and theirs.incarnation < incarnation:
+        raise Replaced(f"{REPLACED}a newer process has taken the place of this one at {peer}; end this one")
     if theirs.epoch < mine.epoch:
         raise PeerBehind(f"the peer is still in epoch {theirs.epoch}, this end in {mine.epoch}")
     if theirs.epoch > mine.epoch:
-        raise EpochMoved(f"{peer} has moved on to epoch {theirs.epoch}, this end is in {mine.epoch}", theirs.epoch)
-    if incarnation not in (None, theirs.incarnation):
-        raise LinkError(f"{peer} was restarted and has lost the state of this link")
+        raise Interrupted(f"{peer} has moved on to epoch {theirs.epoch}, this end is in {mine.epoch}", theirs.epoch)
+    if heard and incarnation != theirs.incarnation:
+        raise Interrupted(f"{RECOVERING}{peer} was restarted and has lost the state of this link")
+    if not heard and theirs.received:
+        raise Interrupted(f"{RECOVERING}{peer} has the state of a link with the process before this one")

@@ -6,6 +6,7 @@ What a caller uses. The connection lives in one I/O thread (`loop.py`); `send` a
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from thinwire.link.contract import Contract
 from thinwire.link.dial import Dialer
@@ -24,6 +25,10 @@ ECHO_TOKENS = 2**63
 """Tokens of a probe's PINGs begin here, those of the heartbeat at 1."""
 
 
+def ignore(error: LinkError) -> None:
+    """Leave a failure to those who use the link."""
+
+
 class Link:
     """One end of the path between two workers. Make it with `connect` or `listen`; it opens in the background."""
 
@@ -38,6 +43,8 @@ class Link:
         options: LinkOptions,
         profile: LinkProfile,
         peer_profile: LinkProfile | None,
+        failed: Callable[[LinkError], None],
+        newest: int | None,
     ) -> None:
         self.peer = peer.place
         self.options = options
@@ -54,6 +61,8 @@ class Link:
             wire,
             dialer,
             finished=lambda: listener.forget(self.peer) if listener is not None else None,
+            failed=failed,
+            newest=newest,
         )
         self.meter = self._loop.meter
         self._outbox = self._loop.outbox
@@ -73,11 +82,24 @@ class Link:
         options: LinkOptions | None = None,
         profile: LinkProfile = OPEN,
         peer_profile: LinkProfile | None = None,
+        failed: Callable[[LinkError], None] = ignore,
+        newest: int | None = None,
     ) -> Link:
-        """Dial the peer's address, again and again inside the reconnect window."""
+        """Dial the peer's address, again and again inside the reconnect window. `failed` is told of a failure by the I/O thread."""
         options = options or LinkOptions()
         dialer = Dialer(peer, identity, options)
-        return cls(peer, terms, contract, dialer=dialer, listener=None, options=options, profile=profile, peer_profile=peer_profile)
+        return cls(
+            peer,
+            terms,
+            contract,
+            dialer=dialer,
+            listener=None,
+            options=options,
+            profile=profile,
+            peer_profile=peer_profile,
+            failed=failed,
+            newest=newest,
+        )
 
     @classmethod
     def listen(
@@ -90,10 +112,23 @@ class Link:
         options: LinkOptions | None = None,
         profile: LinkProfile = OPEN,
         peer_profile: LinkProfile | None = None,
+        failed: Callable[[LinkError], None] = ignore,
+        newest: int | None = None,
     ) -> Link:
         """Wait for the peer to dial a listener that knows its certificate."""
         options = options or LinkOptions()
-        return cls(peer, terms, contract, dialer=None, listener=listener, options=options, profile=profile, peer_profile=peer_profile)
+        return cls(
+            peer,
+            terms,
+            contract,
+            dialer=None,
+            listener=listener,
+            options=options,
+            profile=profile,
+            peer_profile=peer_profile,
+            failed=failed,
+            newest=newest,
+        )
 
     def wait_open(self, timeout: float | None = None) -> None:
         """Return once the link has opened; raise why it did not."""
@@ -165,6 +200,11 @@ class Link:
     def reset_connection(self) -> None:
         """Break the TCP connection abruptly; for fault tests."""
         self._loop.call(self._loop.reset)
+
+    @property
+    def newest(self) -> int | None:
+        """Return the newest incarnation of the peer that was met."""
+        return self._loop.newest
 
     @property
     def state(self) -> str:

@@ -21,7 +21,7 @@ from thinwire.link.contract import Contract, Cursor
 from thinwire.link.dial import Dialer
 from thinwire.link.doorbell import Doorbell
 from thinwire.link.emulate import Wire
-from thinwire.link.errors import EpochMoved, LinkClosed, LinkError, ProtocolError
+from thinwire.link.errors import Interrupted, LinkClosed, LinkError, ProtocolError, Replaced, aborted
 from thinwire.link.frame import HEADER_BYTES, UNSEQUENCED, Frame, Header, Kind, Parser, encode
 from thinwire.link.heartbeat import Heartbeat
 from thinwire.link.hello import Hello, PeerBehind, Terms, decode_hello, judge, make_hello
@@ -52,6 +52,8 @@ class Loop:
         wire: Wire,
         dialer: Dialer | None,
         finished: Callable[[], None],
+        failed: Callable[[LinkError], None],
+        newest: int | None,
     ) -> None:
         self.peer = peer
         self.terms = terms
@@ -68,6 +70,9 @@ class Loop:
         self.congestion = "unknown"
         self.state = "connecting"
         self._finished = finished
+        self._failed = failed
+        self.newest = newest
+        """The newest incarnation of the peer that was ever met, on an earlier link too."""
         self._connection: Connection | None = None
         self._parser = Parser(self._check)
         self._incarnation: int | None = None
@@ -294,7 +299,7 @@ class Loop:
             self._greet(decode_hello(frame.payload), now)
         else:
             reason = bytes(frame.payload).decode(errors="replace")
-            self._fail(LinkError(f"{self.peer} aborted the link: {reason}"), tell=False)
+            self._fail(aborted(f"{self.peer} aborted the link", reason), tell=False)
 
     def _answered(self, payload: bytes, now: float) -> None:
         if len(payload) != TOKEN.size:
@@ -304,22 +309,35 @@ class Loop:
     def _greet(self, theirs: Hello, now: float) -> None:
         """Compare the peer's HELLO with ours and open, or say what differs."""
         try:
-            judge(self._hello(), theirs, self.peer, self._incarnation)
+            judge(self._hello(), theirs, self.peer, self.newest, heard=self._incarnation is not None)
         except PeerBehind as error:
             self._lose(str(error))
-        except EpochMoved as error:
-            self._fail(error, tell=False)
+        except Replaced as error:
+            self._turn_away(str(error), now)
+        except Interrupted as error:
+            self._fail(error, tell=error.epoch == 0)
         except LinkError as error:
             self._fail(error, tell=True)
         else:
             self.outbox.rewind(theirs.received, theirs.consumed)
-            self._incarnation = theirs.incarnation
+            self._incarnation = self.newest = theirs.incarnation
             self._problem = ""
             self.state = "open"
             self.meter.connections += 1
             if self.dialer is not None:
                 self.dialer.succeeded()
             self.opened.set()
+
+    def _turn_away(self, reason: str, now: float) -> None:
+        """Tell an old process that it has been replaced; the link waits for the new one."""
+        assert self._connection is not None
+        try:
+            self._connection.write([encode(self._frame(Kind.ABORT, reason.encode()))], now)
+            self._connection.flush(now)
+            self._connection.end_output()
+        except OSError:
+            pass  # it will ask again
+        self._lose(reason)
 
     def _said_goodbye(self, now: float) -> None:
         """Acknowledge the peer's goodbye and wait for it to hang up."""
@@ -352,7 +370,7 @@ class Loop:
 
     def abort(self, reason: str) -> None:
         """Fail on purpose (call it through `call`)."""
-        self._fail(LinkError(f"aborted on this end: {reason}"), tell=True, reason=reason)
+        self._fail(aborted("aborted on this end", reason), tell=True, reason=reason)
 
     def _fail(self, error: LinkError, *, tell: bool, reason: str | None = None) -> None:
         """End the link with an error, now for the callers here, and for the peer if it can be told."""
@@ -364,6 +382,7 @@ class Loop:
         self.outbox.fail(error)
         self.inbox.fail(error)
         self.opened.set()
+        self._failed(error)
         if not tell:
             self.stop()
             return

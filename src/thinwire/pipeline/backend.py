@@ -46,7 +46,7 @@ MESSAGE_BYTES = 2**24
 """Most bytes of a control message; the summary of a run lists a hash per tensor."""
 
 
-def boundary_contract(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool) -> Contract:
+def boundary_contract(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, epoch: int = 0) -> Contract:
     """Derive the link's contract towards the next stage (`downstream`) or the previous one."""
     flows = {
         direction: Flow.constant(
@@ -54,7 +54,7 @@ def boundary_contract(codec: Codec, batch: int, context: int, microbatches: int,
         )
         for direction in DIRECTIONS
     }
-    contract = Contract(flows["forward"], flows["backward"], limits={Kind.STEP: MESSAGE_BYTES})
+    contract = Contract(flows["forward"], flows["backward"], epoch, limits={Kind.STEP: MESSAGE_BYTES})
     return contract if downstream else contract.mirrored()
 
 

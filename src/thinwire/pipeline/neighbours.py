@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from thinwire.config import LinkConfig, RunConfig
 from thinwire.configfile import shared_settings
 from thinwire.link.contract import Contract
+from thinwire.link.errors import STOPPING, LinkError, reason_of
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
@@ -32,43 +34,84 @@ class Neighbours:
         self.roster, self.identity, self.place, self.run, self.incarnation = roster, identity, place, run, incarnation
         self.listen = listen
         self.listener: Listener | None = None
-        self.links = Links(None, None)
+        self.opened: dict[int, Link] = {}
+        self.met: dict[int, int | None] = {}
+        """The newest incarnation met on each side: an older one has been replaced."""
 
-    def open(self, config: RunConfig, contracts: Mapping[int, Contract]) -> Links:
+    def open(self, config: RunConfig, contracts: Mapping[int, Contract], timeout: float | None = None) -> Links:
         """Open the links to the stages before (-1) and behind (1), with what each may carry; return when both neighbours are there."""
         stages = config.pipeline.stages
         sides = {side: Place(self.place.replica, self.place.stage + side) for side in (-1, 1)}
         peers = {side: place for side, place in sides.items() if 0 <= place.stage < stages}
         options = link_options(config.link)
-        if any(self._listens_for(place) for place in peers.values()):
+        if self.listener is None and any(self._listens_for(place) for place in peers.values()):
             address = self.listen or self.roster.worker(self.place).address
             assert address is not None
             self.listener = Listener(address, self.identity, [self.roster.worker(place) for place in peers.values()], options)
-        opened = {side: self._link(place, config, contracts[side], options) for side, place in peers.items()}
-        self.links = Links(opened.get(-1), opened.get(1))
-        for link in opened.values():
-            link.wait_open()
-        return self.links
+        for side, place in peers.items():
+            self.opened[side] = self._link(side, place, config, contracts[side], options)
+        for link in list(self.opened.values()):
+            link.wait_open(timeout)
+        return Links(self.opened.get(-1), self.opened.get(1))
 
     def _listens_for(self, peer: Place) -> bool:
         return self.roster.listener(self.place, peer) == self.place
 
-    def _link(self, peer: Place, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
+    def _link(self, side: int, peer: Place, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
         terms = Terms(self.run, shared_settings(config), self.place, self.incarnation)
         profile = find_profile(config.link.profile)
         if self._listens_for(peer):
             assert self.listener is not None
-            return Link.listen(self.listener, self.roster.worker(peer), terms, contract, options=options, profile=profile)
-        return Link.connect(self.roster.worker(peer), self.identity, terms, contract, options=options, profile=profile)
+            return Link.listen(
+                self.listener,
+                self.roster.worker(peer),
+                terms,
+                contract,
+                options=options,
+                profile=profile,
+                failed=partial(self._pass_on, -side),
+                newest=self.met.get(side),
+            )
+        return Link.connect(
+            self.roster.worker(peer),
+            self.identity,
+            terms,
+            contract,
+            options=options,
+            profile=profile,
+            failed=partial(self._pass_on, -side),
+            newest=self.met.get(side),
+        )
+
+    def _pass_on(self, side: int, error: LinkError) -> None:
+        """Fail the link on the other side too: whoever waits there, here or beyond it, must not wait for ever."""
+        link = self.opened.get(side)
+        if link is not None:
+            link.abort(reason_of(error))
+
+    def interrupt(self) -> None:
+        """Fail all links, because the run is to end at once: whoever waits for one gives up, here and beyond."""
+        for link in list(self.opened.values()):
+            link.abort(f"{STOPPING}{self.place} was asked to end")
+
+    def drop(self, reason: LinkError) -> None:
+        """End the links of an epoch; whoever is at their other ends is told why."""
+        for side, link in self.opened.items():
+            self.met[side] = link.newest
+            link.abort(reason_of(reason))
+        self._close_links()
 
     def close(self) -> None:
         """Deliver what is queued and end all threads."""
-        for link in (self.links.left, self.links.right):
-            if link is not None:
-                link.close()
+        self._close_links()
         if self.listener is not None:
             self.listener.close()
             self.listener = None
+
+    def _close_links(self) -> None:
+        for link in self.opened.values():
+            link.close()
+        self.opened = {}
 
 
 def link_options(link: LinkConfig) -> LinkOptions:

@@ -19,6 +19,7 @@ from thinwire.model.stages import Stage, build_stages
 from thinwire.pipeline.boundary import Boundary
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.outcome import Outcome
+from thinwire.stop import Abandoned
 
 
 def build_codec(config: RunConfig) -> Codec:
@@ -61,6 +62,10 @@ class Pipeline:
         assert batch_BT1 is not None
         losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
         return sum(losses)
+
+    def abandon(self) -> None:
+        """Give up the step under way; called by a signal, which interrupts this very thread."""
+        raise Abandoned
 
     def settle(self, own: Outcome) -> Outcome:
         """Return the outcome of all stages: here they are one."""

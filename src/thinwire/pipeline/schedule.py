@@ -6,6 +6,7 @@ interleaved schedule takes its place.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -49,6 +50,8 @@ def compute_order(depth: int, microbatches: int) -> list[tuple[str, int]]:
 
 def make_schedule(name: ScheduleName, stage: PipelineStage, microbatches: int, in_flight: Sequence[int], loss: LossFunction):
     """Make the schedule object of one stage; it is dirty after an exception, so make another then."""
+    # torch prints the whole schedule for every exception it passes on; that a link has failed is said by the link.
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     if name == "gpipe":
         return ScheduleGPipe(stage, microbatches, loss_fn=loss, scale_grads=False)
     if name == "1f1b" or _PipelineScheduleRuntime is None:

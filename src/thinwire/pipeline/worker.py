@@ -25,13 +25,25 @@ from thinwire.pipeline.schedule import ScheduleName, depths
 
 START, EVALUATION = -2, -1
 """Numbers of outcomes that belong to no step."""
+UNKNOWN = Outcome(START, None, 0.0)
+"""The timing of one that takes part in a later epoch for the first time: it relies on those who have measured."""
 PROBE_BYTES = 64 * 2**10
 
 
 class WorkerPipeline:
     """Run one stage in step with its neighbours."""
 
-    def __init__(self, config: RunConfig, index: int, neighbours: Neighbours, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        index: int,
+        neighbours: Neighbours,
+        device: torch.device,
+        *,
+        epoch: int = 0,
+        timing: Outcome | None = None,
+    ) -> None:
+        """Open the links of an epoch and get the stage ready. `timing` is what the schedule was made from in the epoch before."""
         self.config, self.neighbours = config, neighbours
         self.codec = build_codec(config)
         ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
@@ -43,8 +55,8 @@ class WorkerPipeline:
         links = neighbours.open(
             config,
             {
-                -1: boundary_contract(before, *form, config.pipeline.microbatches, downstream=False),
-                1: boundary_contract(behind, *form, config.pipeline.microbatches, downstream=True),
+                -1: boundary_contract(before, *form, config.pipeline.microbatches, downstream=False, epoch=epoch),
+                1: boundary_contract(behind, *form, config.pipeline.microbatches, downstream=True, epoch=epoch),
             },
         )
         self.control = Control(links.left, links.right)
@@ -62,7 +74,7 @@ class WorkerPipeline:
         self.engine = Engine(stage, self.codec, group, self.microbatch, config.pipeline.microbatches, config.train.dtype)
         self.runs = 0
         self.sent_before: dict[int, int] = {}
-        self._schedule(links.right)
+        self._schedule(links.right, timing)
 
     def _share_basis(self, stage: Stage) -> None:
         """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
@@ -93,18 +105,24 @@ class WorkerPipeline:
         size = sum(slot.spec.size(slot.direction) * slot.spec.usual for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
         return rtt / 2, size / rate
 
-    def _schedule(self, right: Link | None) -> None:
+    def _schedule(self, right: Link | None, timing: Outcome | None) -> None:
         """Make the schedule, as deep as the slowest link and stage ask for; all stages must agree on it."""
-        latency, transmission = self._measure_link(right)
-        # Where the line is slower than the stages it sets the pace: a depth by compute alone would hold the backwards back.
-        turn = max(self.engine.measure(), transmission)
-        measured = Outcome(START, None, 0.0, turn_seconds=turn, delay_seconds=latency + transmission)
-        slowest = self.control.settle(measured)
+        slowest = self.control.settle(timing or self._measure(right))
+        if slowest.turn_seconds == UNKNOWN.turn_seconds:  # nobody remembers: all were replaced
+            slowest = self.control.settle(self._measure(right))
+        self.timing = slowest
         wanted = self.config.pipeline.schedule
         name: ScheduleName = "depth" if wanted == "auto" else wanted
         stages, microbatches = self.stages[0].plan.count, self.config.pipeline.microbatches
         self.in_flight = depths(stages, microbatches, slowest.delay_seconds, slowest.turn_seconds)
         self.engine.rebuild(name, self.in_flight)
+
+    def _measure(self, right: Link | None) -> Outcome:
+        """Time the link to the next stage and a microbatch of this one."""
+        latency, transmission = self._measure_link(right)
+        # Where the line is slower than the stages it sets the pace: a depth by compute alone would hold the backwards back.
+        turn = max(self.engine.measure(), transmission)
+        return Outcome(START, None, 0.0, turn_seconds=turn, delay_seconds=latency + transmission)
 
     def _begin(self, counting: bool) -> None:
         for port in self.ports.values():
@@ -116,6 +134,10 @@ class WorkerPipeline:
         self._begin(counting=True)
         self.sent_before = {peer: port.link.meter.sent.socket for peer, port in self.ports.items()}
         return self.engine.step(batch_BT1, step, first_sample)
+
+    def abandon(self) -> None:
+        """Give up the step under way: the links fail, and with them whatever this worker and the others wait for."""
+        self.neighbours.interrupt()
 
     def settle(self, own: Outcome) -> Outcome:
         """Agree with all stages on the outcome of a step."""

@@ -1,0 +1,150 @@
+"""Train one stage among its neighbours, through whatever happens to them: never a wrong step (docs/reliability.md).
+
+A lost connection is the link's affair. When a worker is lost, its neighbours find out as soon as another process takes its place, and
+pass it on along the chain: everyone abandons the step under way, makes new links in a later epoch, votes for the newest checkpoint that
+all stages have, restores it and goes on from there. Steps are replayed with the same samples, so the weights are those of an undisturbed
+run, bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.data.open import Data
+from thinwire.link.contract import Contract
+from thinwire.link.errors import Interrupted, LinkError, Stopping
+from thinwire.link.frame import Kind
+from thinwire.pipeline.backend import MESSAGE_BYTES, close_group
+from thinwire.pipeline.control import Control, decode_outcome
+from thinwire.pipeline.device import choose_device
+from thinwire.pipeline.neighbours import Neighbours
+from thinwire.pipeline.outcome import Outcome
+from thinwire.pipeline.worker import UNKNOWN, WorkerPipeline
+from thinwire.seat import Seat, remember
+from thinwire.stop import Stop
+from thinwire.track import Tracker
+from thinwire.train import Trainer
+
+AGREE_SECONDS = 3.0
+"""How long a stage that ends waits for its neighbours to agree on the last step."""
+BACKOFF_SECONDS = 0.05
+BACKOFF_LIMIT_SECONDS = 1.0
+"""First and longest pause between attempts that commit no step."""
+
+
+@dataclass
+class Recovery:
+    """What a worker keeps from one epoch to the next."""
+
+    recovering: bool
+    epoch: int = 0
+    timing: Outcome | None = None
+    data: Data | None = None
+    step: int = 0
+    """Steps committed when the epoch ended."""
+    failures: int = 0
+    """Epochs in a row that committed no step."""
+    since: float = field(default_factory=time.monotonic)
+
+
+def train_stage(
+    seat: Seat,
+    run: Path,
+    *,
+    resume: bool = False,
+    replacing: bool = False,
+    trackers: Sequence[Tracker] = (),
+    stop: Stop | None = None,
+    report: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> dict[str, Any]:
+    """Train one stage in step with the others of the roster; return the run's summary.
+
+    `replacing`: this process takes the place of one that was lost. `report` is told when the stage abandons a step and when it goes on.
+    """
+    torch.set_num_threads(seat.config.train.threads or torch.get_num_threads())
+    neighbours = seat.neighbours("train", run)
+    kept = Recovery(recovering=replacing, timing=UNKNOWN if replacing else None)
+    try:
+        while True:
+            outcome = run_epoch(seat, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop)
+            if isinstance(outcome, dict):
+                return outcome
+            report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome)})
+            kept.epoch, kept.recovering = max(kept.epoch + 1, outcome.epoch), True
+            time.sleep(random.uniform(0.5, 1.0) * pause(kept.failures))
+    except (ValueError, LinkError):
+        raise
+    except BaseException as error:  # this process ends, the run need not: whoever takes its place finds the others ready
+        neighbours.drop(Interrupted(f"{type(error).__name__} in stage {seat.stage}"))
+        raise
+    finally:
+        neighbours.close()
+
+
+def pause(failures: int) -> float:
+    """Return how long to wait after so many epochs in a row that committed no step: nothing at first."""
+    return min(BACKOFF_LIMIT_SECONDS, BACKOFF_SECONDS * 2 ** (failures - 1)) if failures else 0.0
+
+
+def run_epoch(
+    seat: Seat,
+    run: Path,
+    neighbours: Neighbours,
+    kept: Recovery,
+    report: Callable[[dict[str, Any]], None],
+    *,
+    resume: bool,
+    trackers: Sequence[Tracker],
+    stop: Stop | None,
+) -> dict[str, Any] | Interrupted:
+    """Train until the end, and return the summary, or until a worker is lost, and return why. Nothing of the epoch outlives it."""
+    trainer: Trainer | None = None
+    started_at: int | None = None
+    try:
+        device = choose_device(seat.config.device)
+        pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing)
+        kept.timing = pipeline.timing
+        trainer = Trainer(
+            seat.config, run, pipeline, resume=resume, recovering=kept.recovering, data=kept.data, trackers=trackers, stop=stop
+        )
+        kept.data, started_at = trainer.data, trainer.position.step
+        remember(run, seat.stage, neighbours.incarnation)
+        if kept.recovering:
+            report({"restored": trainer.position.step, "epoch": kept.epoch})
+        return trainer.run()
+    except Interrupted as error:
+        kept.step = trainer.position.step if trainer else kept.step
+        kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
+        neighbours.drop(error)
+        return error.with_traceback(None)  # its frames would keep the stage of this epoch alive
+    except Stopping as error:
+        neighbours.drop(error)
+        if trainer is None:
+            return {"steps": kept.step, "val_loss": None}
+        with suppress(LinkError, TimeoutError):  # the others may be gone already: what is here is whole by itself
+            agree(trainer, neighbours, kept.epoch + 1)
+        return trainer.end_early()
+    finally:
+        close_group()
+
+
+def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
+    """Find out whether others have committed the step that this stage abandons, and then commit it too: all end at the same one.
+
+    A step is committed only when every stage has its gradients of it, so whoever is behind can follow.
+    """
+    empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
+    links = neighbours.open(trainer.config, {-1: empty, 1: empty}, AGREE_SECONDS)
+    mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}
+    everyone = Control(links.left, links.right).gather(mine)
+    ahead = max(everyone, key=lambda part: part["step"])
+    if ahead["step"] == trainer.position.step + 1 and ahead["outcome"] is not None:
+        trainer.catch_up(decode_outcome(ahead["outcome"]))
