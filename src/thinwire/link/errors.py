@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 
 class LinkError(ConnectionError):
     """The link has failed for good; the message says why and what to try."""
@@ -47,6 +49,12 @@ def aborted(message: str, reason: str) -> LinkError:
     """Return the error that an ABORT with this reason means."""
     kind = next((kind for word, kind in KINDS.items() if reason.startswith(word)), LinkError)
     return kind(f"{message}: {reason}")
+
+
+def refused(peer: object, error: ssl.SSLError) -> LinkError:
+    """Return the error that a peer's alert in the handshake means."""
+    reason = str(error.reason).lower().replace("_", " ")
+    return LinkError(f"{peer} refused this worker: {reason}; its roster must hold this worker's valid certificate")
 
 
 def reason_of(error: LinkError) -> str:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import struct
+
+from thinwire.link.errors import ProtocolError
 from thinwire.link.options import LinkOptions
 
+TOKEN = struct.Struct("<Q")
+"""What a PING carries and its PONG returns."""
 SMOOTHING = 0.125
 """Weight of a new sample in the smoothed round trip, as in TCP (RFC 6298)."""
+
+
+def read_token(payload: bytes | bytearray | memoryview) -> int:
+    """Read the token of a PONG."""
+    if len(payload) != TOKEN.size:
+        raise ProtocolError("length", len(payload), f"{TOKEN.size} bytes for PONG")
+    return TOKEN.unpack(payload)[0]
 
 
 class Heartbeat:

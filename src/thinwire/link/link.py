@@ -13,9 +13,10 @@ from thinwire.link.dial import Dialer
 from thinwire.link.emulate import make_wire
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
+from thinwire.link.heartbeat import TOKEN
 from thinwire.link.hello import Terms
 from thinwire.link.listener import Listener
-from thinwire.link.loop import TOKEN, Loop
+from thinwire.link.loop import Loop
 from thinwire.link.options import LinkOptions
 from thinwire.link.profile import OPEN, LinkProfile
 from thinwire.link.roster import Worker

@@ -11,33 +11,29 @@ from __future__ import annotations
 import logging
 import selectors
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from thinwire.link.connection import Connection
 from thinwire.link.contract import Contract, Cursor
 from thinwire.link.dial import Dialer
 from thinwire.link.doorbell import Doorbell
 from thinwire.link.emulate import Wire
-from thinwire.link.errors import Interrupted, LinkClosed, LinkError, ProtocolError, Replaced, aborted
+from thinwire.link.errors import Interrupted, LinkClosed, LinkError, ProtocolError, Replaced, aborted, refused
 from thinwire.link.frame import HEADER_BYTES, UNSEQUENCED, Frame, Header, Kind, Parser, encode
-from thinwire.link.heartbeat import Heartbeat
+from thinwire.link.heartbeat import TOKEN, Heartbeat, read_token
 from thinwire.link.hello import Hello, PeerBehind, Terms, decode_hello, judge, make_hello
 from thinwire.link.inbox import Inbox, decode_ack
 from thinwire.link.meter import Meter
-from thinwire.link.options import LinkOptions
+from thinwire.link.options import LINGER_SECONDS, MAX_REASON_BYTES, LinkOptions
 from thinwire.link.outbox import Outbox
 from thinwire.link.roster import Place
 
 LOG = logging.getLogger("thinwire.link")
-TOKEN = struct.Struct("<Q")
 SMALL_BATCH = 16 * 2**10
 LARGE_BATCH = 256 * 2**10
-LINGER_SECONDS = 1.0
-"""How long an end that got a goodbye waits for the other to hang up."""
-MAX_REASON_BYTES = 2048
 
 
 class Loop:
@@ -55,11 +51,7 @@ class Loop:
         failed: Callable[[LinkError], None],
         newest: int | None,
     ) -> None:
-        self.peer = peer
-        self.terms = terms
-        self.contract = contract
-        self.options = options
-        self.wire = wire
+        self.peer, self.terms, self.contract, self.options, self.wire = peer, terms, contract, options, wire
         self.meter = Meter()
         self.outbox = Outbox(Cursor(contract.outgoing, contract), options, self.meter)
         self.inbox = Inbox(Cursor(contract.incoming, contract), options, self.meter)
@@ -262,8 +254,7 @@ class Loop:
         except ssl.SSLError as error:
             # the peer has finished its handshake only when it answers: its refusal of our certificate arrives here
             if self.state == "hello" and "ALERT" in (error.reason or ""):
-                reason = str(error.reason).lower().replace("_", " ") + "; its roster must hold this worker's valid certificate"
-                self._fail(LinkError(f"{self.peer} refused this worker: {reason}"), tell=False)
+                self._fail(refused(self.peer, error), tell=False)
             else:
                 self._lose(f"TLS: {error.reason or error}")
         except OSError as error:
@@ -294,17 +285,12 @@ class Loop:
         elif header.kind is Kind.PING:
             self.outbox.put_urgent(self._frame(Kind.PONG, bytes(frame.payload[: TOKEN.size])))
         elif header.kind is Kind.PONG:
-            self._answered(bytes(frame.payload), now)
+            self.heartbeat.pong(read_token(frame.payload), now)
         elif header.kind is Kind.HELLO:
             self._greet(decode_hello(frame.payload), now)
         else:
             reason = bytes(frame.payload).decode(errors="replace")
             self._fail(aborted(f"{self.peer} aborted the link", reason), tell=False)
-
-    def _answered(self, payload: bytes, now: float) -> None:
-        if len(payload) != TOKEN.size:
-            raise ProtocolError("length", len(payload), f"{TOKEN.size} bytes for PONG")
-        self.heartbeat.pong(TOKEN.unpack(payload)[0], now)
 
     def _greet(self, theirs: Hello, now: float) -> None:
         """Compare the peer's HELLO with ours and open, or say what differs."""
@@ -314,10 +300,8 @@ class Loop:
             self._lose(str(error))
         except Replaced as error:
             self._turn_away(str(error), now)
-        except Interrupted as error:
-            self._fail(error, tell=error.epoch == 0)
         except LinkError as error:
-            self._fail(error, tell=True)
+            self._fail(error, tell=not (isinstance(error, Interrupted) and error.epoch))
         else:
             self.outbox.rewind(theirs.received, theirs.consumed)
             self._incarnation = self.newest = theirs.incarnation
@@ -331,12 +315,10 @@ class Loop:
     def _turn_away(self, reason: str, now: float) -> None:
         """Tell an old process that it has been replaced; the link waits for the new one."""
         assert self._connection is not None
-        try:
+        with suppress(OSError):  # it will ask again
             self._connection.write([encode(self._frame(Kind.ABORT, reason.encode()))], now)
             self._connection.flush(now)
             self._connection.end_output()
-        except OSError:
-            pass  # it will ask again
         self._lose(reason)
 
     def _said_goodbye(self, now: float) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LINGER_SECONDS = 1.0
+"""How long an end that got a goodbye waits for the other to hang up."""
+MAX_REASON_BYTES = 2048
+"""Longest reason of an ABORT."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
