@@ -184,3 +184,34 @@ def test_ctrl_c_on_one_machine_stops_both_and_says_how_to_go_on(config, tmp_path
     assert f"go on with: thinwire join {homes[1] / 'roster.toml'} --stage 1" in out and "--resume" in out
     steps = json.loads((homes[0] / "run/summary.json").read_text())["steps"]
     assert 1 <= steps < 100000 and (homes[1] / f"run/checkpoints/step-{steps:06d}/stage-1.json").exists()
+
+
+def start_join(words: list[str]) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "thinwire", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_lost_machine_is_replaced_from_its_neighbours_copy(config, tmp_path):
+    """A machine dies with its disk; another one with its keys takes its place and gets the stage's checkpoint from the neighbour."""
+    words = ["--pipeline.stages", "3", "--train.steps", "60", "--train.checkpoint_every", "5", "--train.validate_every", "0"]
+    alone = train(config, tmp_path / "alone", *words)
+    homes = loopback(tmp_path, stages=3)
+    lines = [join_words(home, stage, config, *words, "--link.profile", "20mbps_3ms") for stage, home in enumerate(homes)]
+    processes = [start_join(line) for line in lines]
+    try:
+        deadline = time.monotonic() + 60
+        while not list((homes[2] / "run/copies").glob("step-*/stage-1.json")):
+            assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+            time.sleep(0.02)
+        processes[1].kill()
+        processes[1].communicate()
+        shutil.rmtree(homes[1] / "run")
+        processes[1] = start_join(lines[1])
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    finish(processes)
+    assert_same(homes[0], alone)
+    assert (homes[1] / "run/checkpoints/step-000060/stage-1.json").exists()
+    first = json.loads((homes[1] / "run/metrics/stage-1.jsonl").read_text().splitlines()[0])
+    assert first["step"] > 5  # not from the beginning

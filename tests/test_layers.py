@@ -16,7 +16,7 @@ LAYERS = [
     ["model.stream", "model.initial", "model.llama", "data", "subspace", "link"],
     ["codecs"],
     ["model.stages"],
-    ["configfile", "limits", "optimizer", "stop"],
+    ["configfile", "limits", "optimizer", "stop", "hf.shards"],
     ["pipeline"],
     ["settings", "checkpoint", "track", "trackers", "seat"],
     ["crew"],

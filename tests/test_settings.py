@@ -374,11 +374,11 @@ def test_a_named_config_does_not_undo_local_things_of_the_run(tmp_path):
     [
         ("--seed 1", ["seed is 0", "the command line gives 1"]),
         ("--train.rate 0.5", ["train.rate is 0.003", "gives 0.5"]),
-        ("--pipeline.stages 2", ["pipeline.stages is 4", "gives 2"]),
+        ("--pipeline.schedule gpipe", ["pipeline.schedule is auto", "gives gpipe"]),
         ("--codec.rank 4", ["codec.rank is 8", "gives 4"]),
         ("--codec.name dense", ["codec.name is subspace", "gives dense"]),
         ("--train.steps 10", ["train.steps is 10", "started for 400", "only get longer"]),
-        ("--config small", ["model.free_layers is 2", "--config small", "give 1;"]),
+        ("--config small", ["train.batch is 64", "--config small", "give 16;"]),
         ("--config laptop --codec.rank 16", ["codec.rank is 8", "give 16"]),
     ],
 )
@@ -387,6 +387,19 @@ def test_resume_refuses_other_changes_with_field_and_both_values(tmp_path, words
     message = refusal(["--run", "r", "--resume", *words.split()])
     for part in [*parts, "r"]:
         assert part in message
+
+
+@pytest.mark.parametrize("named", [[], ["--config", "laptop"]], ids=["", "config named"])
+def test_resume_may_change_the_shape(tmp_path, named):
+    config = start(tmp_path / "r", "--pipeline.split", "3,2,1,2")
+    assert config.model.free_layers == 2
+    resumed = parse_train(["--run", "r", "--resume", "--pipeline.stages", "2", "--pipeline.microbatches", "8", *named]).config
+    assert resumed == changed(config, pipeline__stages=2, pipeline__split=None, pipeline__microbatches=8)
+    resumed = parse_train(["--run", "r", "--resume", "--pipeline.split", "1,2,3,2", *named]).config
+    assert resumed == changed(config, pipeline__split="1,2,3,2")
+    assert parse_train(["--run", "r", "--resume", *named]).config == config
+    message = refusal(["--run", "r", "--resume", "--pipeline.split", "2,2,3,1", *named])
+    assert "model.free_layers is 2 but the last stage has 1 layer" in message and "--pipeline.split 2,2,2,2" in message
 
 
 def test_a_config_must_be_named_with_the_words_the_run_was_started_with(tmp_path):

@@ -24,6 +24,8 @@ DEFAULT_CODEC = "subspace"
 LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.threads"})
 LOCAL |= {"link.profile", "link.pace_mbps", "link.ping_seconds", "link.silent_seconds", "link.reconnect_seconds", "pipeline.mode"}
 """Fields that each machine or each start may choose for itself: they do not change what is learnt."""
+RESHAPING = frozenset({"pipeline.stages", "pipeline.split", "pipeline.microbatches"})
+"""Fields that are a run's shape: all its workers agree on them, and a resume may change them."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false", type(None): "left out"}
 
 
@@ -147,7 +149,7 @@ def load(config: str) -> RunConfig:
     if config.endswith(".toml"):
         return read(Path(config))
     if config not in packaged():
-        raise ValueError(f"there is no config {config!r}; {near(config, packaged())}; a file of your own must end in .toml")
+        raise ValueError(f"there is no config {config!r}; a file of your own must end in .toml; {near(config, packaged())}")
     return from_toml((resources.files("thinwire") / "configs" / f"{config}.toml").read_text(encoding="utf-8"), f"config {config}")
 
 

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
             open_trackers(command.track, command.run, command.config, resume=command.resume) as curves,
             Progress(command.config.train.steps) as progress,
         ):
-            summary = train_stage(seat, command.run, resume=command.resume, trackers=[progress, *curves], stop=Stop())
+            summary = train_stage(seat, command.run, resume=command.resume, copies=True, trackers=[progress, *curves], stop=Stop())
     except LinkError as error:
         raise ValueError(str(error)) from error
     if summary["steps"] < command.config.train.steps:

@@ -47,6 +47,8 @@ def roster(argv: list[str]) -> None:
     command = tyro.cli(RosterCommand, prog="thinwire roster", args=argv, use_underscores=True)
     if command.file.exists():
         raise ValueError(f"{command.file} exists; choose another name, or delete it first")
+    if not command.stage:
+        raise ValueError("a roster lists the workers of a run: give --stage ADDRESS=CERTIFICATE once for each stage, in order")
     workers = [read_entry(text, number) for number, text in enumerate(command.stage)]
     write_roster(command.file, Roster.of(workers))
     for worker in workers:

@@ -45,6 +45,7 @@ class Recovery:
     """What a worker keeps from one epoch to the next."""
 
     recovering: bool
+    copies: Path | None
     epoch: int = 0
     timing: Outcome | None = None
     data: Data | None = None
@@ -61,17 +62,19 @@ def train_stage(
     *,
     resume: bool = False,
     replacing: bool = False,
+    copies: bool = False,
     trackers: Sequence[Tracker] = (),
     stop: Stop | None = None,
     report: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> dict[str, Any]:
     """Train one stage in step with the others of the roster; return the run's summary.
 
-    `replacing`: this process takes the place of one that was lost. `report` is told when the stage abandons a step and when it goes on.
+    `replacing`: this process takes the place of one that was lost. `copies`: neighbours keep each other's checkpoints, for stages that
+    are on different machines. `report` is told when the stage abandons a step and when it goes on.
     """
     torch.set_num_threads(seat.config.train.threads or torch.get_num_threads())
     neighbours = seat.neighbours("train", run)
-    kept = Recovery(recovering=replacing, timing=UNKNOWN if replacing else None)
+    kept = Recovery(recovering=replacing, timing=UNKNOWN if replacing else None, copies=run if copies else None)
     try:
         while True:
             outcome = run_epoch(seat, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop)
@@ -110,7 +113,7 @@ def run_epoch(
     started_at: int | None = None
     try:
         device = choose_device(seat.config.device)
-        pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing)
+        pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies)
         kept.timing = pipeline.timing
         trainer = Trainer(
             seat.config, run, pipeline, resume=resume, recovering=kept.recovering, data=kept.data, trackers=trackers, stop=stop
@@ -121,6 +124,8 @@ def run_epoch(
             report({"restored": trainer.position.step, "epoch": kept.epoch})
         return trainer.run()
     except Interrupted as error:
+        if trainer is not None:
+            trainer.saver.close()  # what it has taken is written before anyone votes
         kept.step = trainer.position.step if trainer else kept.step
         kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
         neighbours.drop(error)

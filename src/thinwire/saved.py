@@ -56,8 +56,8 @@ def load_here(run: Path, stages: list[Stage]) -> int:
 
 def load_together(run: Path, stage: Stage, control: Control) -> int:
     """Load this stage's part of the newest checkpoint that every stage has, on whichever machine; return its step."""
-    mine = checkpoint.complete_steps(run, [stage.plan.index])
-    everyone = [part["steps"] for part in control.gather({"steps": mine})]
+    mine = checkpoint.available(run, [stage.plan])
+    everyone = [part["checkpoints"] for part in control.gather({"checkpoints": mine})]
     step = checkpoint.load(checkpoint.common(run, everyone, stage.plan.count), [stage], None, {}).step
     basis = stage.stream.fingerprint()
     if control.announce({"basis": basis} if stage.plan.first else None)["basis"] != basis:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from thinwire.config import RunConfig
-from thinwire.configfile import CONFIG_FILE, LOCAL, flatten, from_toml, load, near, read, shared_hash, to_toml
+from thinwire.configfile import CONFIG_FILE, LOCAL, RESHAPING, flatten, from_toml, load, near, read, shared_hash, to_toml
 from thinwire.limits import check
 from thinwire.model.cut import cut_layers
 from thinwire.trackers.registry import TRACKERS, check_names
@@ -183,34 +183,56 @@ def refuse_unknown(words: dict[str, str | None], base: RunConfig) -> None:
             options = ", ".join(entry.name for entry in fields(base.codec))
             raise ValueError(f"--{word}: the codec {base.codec.name!r} has no option {word.removeprefix('codec.')!r}; it has {options}")
         if word not in known:
-            raise ValueError(f"unknown word --{word}; {near(word, known, '--')}; thinwire train --help lists all words")
+            raise ValueError(f"unknown word --{word}; thinwire train --help lists all words; {near(word, known, '--')}")
 
 
 def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConfig]:
     """Find the run to go on with and its settings, changed only where a started run can change."""
     named, placed = words.get("config"), words.get("run")
     # The same command with --resume added must work: so a config that is named has to say what the run's own settings say.
-    wanted = resolve(parse(argv, words, load(named or DEFAULT_CONFIG))) if named or not placed else None
+    wanted = parse(argv, words, load(named or DEFAULT_CONFIG)) if named or not placed else None
     run = run_folder(words, wanted)
     if not (run / CONFIG_FILE).is_file():
         raise ValueError(f"cannot resume: {run / CONFIG_FILE} does not exist; check --run, or leave --resume out to start a new run")
     stored = read(run / CONFIG_FILE)
-    config = parse(argv, words, stored)
+    config = parse(argv, words, reshaped(stored, words))
     if named and wanted:
+        if wanted.model.free_layers is None:  # then the cut at the start of the run has settled it
+            wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, free_layers=stored.model.free_layers))
         refuse_difference(run, stored, wanted, f"--config {named} and the words beside it give")
     refuse_difference(run, stored, config, "the command line gives")
     if config.train.steps < stored.train.steps:
         raise ValueError(
             f"train.steps is {config.train.steps}, but {run} was started for {stored.train.steps}; a resumed run can only get longer"
         )
+    refuse_other_microbatches(run, stored, config)
     return run, config
+
+
+def reshaped(stored: RunConfig, words: dict[str, str | None]) -> RunConfig:
+    """Forget the run's split where another number of stages is asked for and no split with it."""
+    if words.get("pipeline.stages") in (None, str(stored.pipeline.stages)) or "pipeline.split" in words:
+        return stored
+    return dataclasses.replace(stored, pipeline=dataclasses.replace(stored.pipeline, split=None))
+
+
+def refuse_other_microbatches(run: Path, stored: RunConfig, config: RunConfig) -> None:
+    """Refuse to feed a codec other microbatches if what it sends depends on them."""
+    from thinwire.codecs import registry  # not at the top: it imports torch
+
+    before, after = stored.pipeline.microbatches, config.pipeline.microbatches
+    if before != after and registry.find(config.codec.name).depends_on_microbatch:
+        raise ValueError(
+            f"cannot resume {run} with pipeline.microbatches {after}, it has {before}: what the codec {config.codec.name!r} sends depends "
+            "on the microbatch; leave that out, or start a new run with another --run"
+        )
 
 
 def refuse_difference(run: Path, stored: RunConfig, other: RunConfig, giver: str) -> None:
     """Raise ValueError for the first field, fixed once a run has started, that differs."""
     before, after = flatten(stored), flatten(other)
     for word in before | after:
-        if word not in LOCAL and word != "train.steps" and before.get(word) != after.get(word):
+        if word not in LOCAL | RESHAPING | {"train.steps"} and before.get(word) != after.get(word):
             raise ValueError(
                 f"cannot resume {run}: its {word} is {before.get(word)}, {giver} {after.get(word)}; a started run keeps it: "
                 "leave that out, or start a new run with another --run"

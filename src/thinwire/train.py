@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ import torch
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config import RunConfig
-from thinwire.configfile import CONFIG_FILE, shared_hash, to_toml
+from thinwire.configfile import CONFIG_FILE, to_toml
 from thinwire.data.open import Data, open_data
 from thinwire.evaluate import validation_batch
 from thinwire.files import write_atomic
@@ -92,9 +93,7 @@ class Trainer:
         about = pipeline.announce(self._describe_data(resume))
         self.validation_rows: int = about["validation_rows"]
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
-        # The number of steps may grow when a run is resumed.
-        fixed = replace(config, train=replace(config.train, steps=0))
-        self.facts = {"config": shared_hash(fixed), "data": about["data"]}
+        self.facts = checkpoint.facts(config, about["data"])
         self.position = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
         self.stop = stop or Stop()
@@ -102,25 +101,31 @@ class Trainer:
         """Whether all gradients of the step under way are there."""
         self.outcome: Outcome | None = None
         """Outcome of the last step that was committed."""
+        self.saver = checkpoint.Saver(folder, [stage.plan.index for stage in pipeline.stages], self.facts)
+        self.confirmed = self.offered = -1
+        self.problem: str | None = None
         self._restore(resume, recovering, about["resume"])
         self.started_at = self.position
+        self.pipeline.gather_values(True)  # no stage writes before all have taken what they resume from
         self._write_folder()
 
     def _restore(self, resume: bool, recovering: bool, first_resumes: bool) -> None:
-        """Vote with all stages for the newest checkpoint that each of them has, and load it."""
-        mine = checkpoint.complete_steps(self.folder, [stage.plan.index for stage in self.pipeline.stages])
-        votes = self.pipeline.gather_values({"steps": mine, "recovering": recovering})
-        if not any(vote["recovering"] for vote in votes):
-            if first_resumes != resume:
-                here, there = ("with", "without") if resume else ("without", "with")
-                raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
-            if not resume:
-                return
-        elif not set.intersection(*(set(vote["steps"]) for vote in votes)):
-            return  # nobody had written anything yet: all begin again
-        newest = checkpoint.common(self.folder, [vote["steps"] for vote in votes], self.pipeline.stages[0].plan.count)
+        """Vote with all stages for the newest checkpoint that each of them, or a neighbour for it, has; load it."""
+        # After a loss a damaged one is passed over; where a person asks for it, it is refused by name.
+        mine = checkpoint.available(self.folder, [stage.plan for stage in self.pipeline.stages], verify=recovering)
+        votes = self.pipeline.gather_values({"steps": mine, "copies": self.pipeline.held_copies(), "recovering": recovering})
+        anyone = any(vote["recovering"] for vote in votes)
+        if first_resumes != resume and not anyone:
+            here, there = ("with", "without") if resume else ("without", "with")
+            raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
+        copies = [[name for vote in votes for name in vote["copies"].get(str(index), [])] for index in range(len(votes))]
+        lists = [{*vote["steps"], *held} for vote, held in zip(votes, copies, strict=True)]
+        if not (resume or anyone) or (anyone and not set.intersection(*lists)):
+            return  # a new run; or nobody had written anything yet, and all begin again
+        newest = checkpoint.common(self.folder, lists, self.pipeline.stages[0].plan.count)
+        self.pipeline.fetch_copies(newest.name, votes)
         self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts)
-        if resume and self.position.step >= self.config.train.steps and not any(vote["recovering"] for vote in votes):
+        if self.position.step >= self.config.train.steps and not anyone:
             raise ValueError(f"{self.folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
 
     def _describe_data(self, resume: bool) -> dict | None:
@@ -160,6 +165,7 @@ class Trainer:
                     self.save()
             self.save()
             val_loss = self.validate()
+            self.saver.flush()
         summary = self.summary(loss, val_loss)
         if self.first:
             write_atomic(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
@@ -179,9 +185,11 @@ class Trainer:
                 squared = optimizer.squared_norm() + squared
             stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
             self.ready = True
-            outcome = self.pipeline.settle(Outcome(step, loss, squared, stop))
+            newest = self.saver.newest
+            outcome = self.pipeline.settle(Outcome(step, loss, squared, stop, saved=-1 if newest is None else newest))
         self._refuse_divergence(outcome)
         self.ready, self.outcome = False, outcome
+        self.keep(outcome.saved)
         self._update(outcome)
         if self.pipeline.codec.moves_after(step):
             self._move_basis()
@@ -189,7 +197,7 @@ class Trainer:
         seconds = time.perf_counter() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds
-        self.position = Position(step + 1, self.position.seconds + seconds)
+        self.position = replace(self.position, step=step + 1, seconds=self.position.seconds + seconds)
         assert outcome.loss is not None
         values = {"loss": outcome.loss, "gradient_norm": outcome.norm, "rate": train.rate * rate_factor(step, train)}
         return values | self._meters(seconds), outcome.stop
@@ -209,6 +217,7 @@ class Trainer:
     def end_early(self) -> dict:
         """Write the last committed step; return a summary without figures that would take time."""
         self.save()
+        self.saver.flush()
         return {"steps": self.position.step, "val_loss": None}
 
     def _refuse_divergence(self, outcome: Outcome) -> None:
@@ -257,7 +266,23 @@ class Trainer:
             return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows, self.position.step)
 
     def save(self) -> None:
-        checkpoint.save(self.folder, self.pipeline.stages, self.optimizers, self.position, self.facts)
+        """Take a snapshot; it is written while training goes on."""
+        self.saver.save(self.pipeline.stages, self.optimizers, self.position)
+
+    def keep(self, confirmed: int) -> None:
+        """Delete checkpoints older than one that every worker has, offer the newest to the neighbour, and say what went wrong."""
+        if confirmed > self.confirmed:
+            self.confirmed = confirmed
+            self.saver.confirm(confirmed)
+            self.pipeline.confirm(confirmed)
+        newest, problem = self.saver.newest, self.saver.problem
+        if newest is not None and newest != self.offered:
+            self.offered = newest
+            self.pipeline.offer(checkpoint.folder_of(self.folder, replace(self.position, step=newest), self.facts).name)
+        if problem != self.problem:
+            self.problem = problem
+            if problem is not None:
+                print(f"thinwire: warning: {problem}", file=sys.stderr, flush=True)
 
     def summary(self, loss: float, val_loss: float) -> dict:
         """Describe the finished run; every stage adds its own part."""

@@ -74,7 +74,7 @@ def test_changed_rows_are_read_again(tmp_path: Path) -> None:
 def test_the_text_column_is_named_by_the_user(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows" / "train.jsonl", 100, "training", column="body")
     assert texts_of(open_folder(tmp_path / "rows", text_column="body"), "train")
-    with pytest.raises(ValueError, match=r"no column 'text': set --data\.text-column to one of \['body'\]"):
+    with pytest.raises(ValueError, match=r"no column 'text': set --data\.text_column to one of \['body'\]"):
         open_folder(tmp_path / "rows")
 
 

@@ -116,7 +116,7 @@ def test_max_tokens_limits_text(tmp_path: Path) -> None:
     config = dataclasses.replace(write_text(tmp_path / "a.txt"), max_tokens=100)
     data = open_data(config, MODEL, 0)
     assert (len(data.train.windows.stream), len(data.validation.stream)) == (100, 100)
-    with pytest.raises(ValueError, match=r"max_tokens is 0.*--data\.max-tokens"):
+    with pytest.raises(ValueError, match=r"max_tokens is 0.*--data\.max_tokens"):
         open_data(dataclasses.replace(config, max_tokens=0), MODEL, 0)
 
 

@@ -6,25 +6,65 @@ A fault strikes once: a file with its name says that it has. Points are places i
     backward     while it sends a gradient to the stage before
     optimizer    between the first and the last parameter of an update
     write        between the tensors and the manifest of a checkpoint
+    restore      before all stages vote for a checkpoint: once per epoch, when the links are open
+
+What it does there (`amount` is in seconds, unless something else stands here):
+
+    kill         SIGKILL
+    freeze       SIGSTOP for good
+    doze         SIGSTOP, and SIGCONT after `amount`
+    reset        break every TCP connection of this worker
+    cut          for `amount` nothing leaves this worker and nothing comes in, and no connection says so
+    cut out      likewise, only of what leaves
+    cut in       likewise, only of what comes in
+    rate         the emulated line has from now on `amount` Mbit/s
+    flip sent    one bit of the next frame is another one, before it is encrypted
+    flip read    one bit of the next frame that comes in is another one, after it was decrypted
+    flip cipher  one bit of the next encrypted bytes that come in is another one
+    flip file    one bit of this stage's newest checkpoint is another one, then SIGKILL
+    full         the disk is full for the next `amount` checkpoints of this stage
+    fill         the disk that holds the run folder is really full from now on
+    empty        there is room again
+    clock        all clocks of the day of this and of later processes jump by `amount`
+    clock kill   likewise, then SIGKILL
+    lie ...      what this worker tells its neighbours is wrong, see `LIES`
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import signal
+import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from thinwire import launch
-from thinwire.crew import Say, run_crew
+import torch
+
+from thinwire import cli, launch
+from thinwire.crew import Hear, Say, run_crew
+from thinwire.link.connection import Connection
+from thinwire.link.frame import Frame, Kind
+from thinwire.link.link import Link
+from thinwire.pipeline.backend import MESSAGE_BYTES, Port
+from thinwire.pipeline.control import Control
+from thinwire.pipeline.neighbours import Neighbours
 from thinwire.seat import Seat
 from thinwire.settings import TrainCommand, parse_train
 from thinwire.stop import Stop
 
 POINTS = ("forward", "backward", "optimizer", "write")
+POLL_SECONDS = 0.02
+"""How often a worker looks for orders from outside, and a cut connection whether it still is."""
+CLOCK = "clock"
+"""File with the seconds by which the clock has jumped."""
 
 
 @dataclass(frozen=True)
@@ -35,43 +75,141 @@ class Fault:
     point: str
     number: int = 1
     action: str = "kill"
+    amount: float = 0.0
 
-    def strike(self, folder: Path) -> None:
+    @property
+    def name(self) -> str:
+        return f"{self.stage}-{self.point}-{self.number}-{self.action}".replace(" ", "_")
+
+
+class Scene:
+    """A worker process and the ways to harm it; the process exists for one run."""
+
+    def __init__(self, stage: int, folder: Path, run: Path, seed: int = 0) -> None:
+        self.stage, self.folder, self.run = stage, folder, run
+        self.random = random.Random(1000 * seed + stage)
+        self.links: list[Link] = []
+        self.cut_until = {"out": 0.0, "in": 0.0}
+        self.lie: str | None = None
+        self.flip: str | None = None
+        self.unwritten = 0
+        self.actions: dict[str, Callable[[float], None]] = {
+            "kill": lambda amount: self._signal(signal.SIGKILL),
+            "freeze": lambda amount: self._signal(signal.SIGSTOP),
+            "doze": self._doze,
+            "reset": lambda amount: self._reset(),
+            "cut": lambda amount: self._cut(("out", "in"), amount),
+            "cut out": lambda amount: self._cut(("out",), amount),
+            "cut in": lambda amount: self._cut(("in",), amount),
+            "rate": self._rate,
+            "flip sent": lambda amount: self._flip("sent"),
+            "flip read": lambda amount: self._flip("read"),
+            "flip cipher": lambda amount: self._flip("cipher"),
+            "flip file": lambda amount: self._flip_file(),
+            "full": self._full,
+            "fill": lambda amount: self._fill(),
+            "empty": lambda amount: (self.run / "filler").unlink(),
+            "clock": self._jump,
+            "clock kill": lambda amount: (self._jump(amount), self._signal(signal.SIGKILL)),
+            **{f"lie {name}": lambda amount, name=name: self._lie(name) for name in LIES},
+        }
+
+    def strike(self, fault: Fault) -> None:
         """Do it, once."""
-        mark = folder / f"struck-{self.stage}-{self.point}-{self.number}-{self.action}"
         try:
-            mark.touch(exist_ok=False)
+            (self.folder / f"struck-{fault.name}").touch(exist_ok=False)
         except FileExistsError:
             return
-        ACTIONS[self.action]()
+        self.actions[fault.action](fault.amount)
+
+    def _signal(self, number: int) -> None:
+        os.kill(os.getpid(), number)
+        if number == signal.SIGKILL:
+            time.sleep(60)
+
+    def _doze(self, seconds: float) -> None:
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        self._signal(signal.SIGSTOP)
+
+    def _reset(self) -> None:
+        for link in self.links:
+            link.reset_connection()
+
+    def _cut(self, ways: Iterable[str], seconds: float) -> None:
+        self.cut_until |= dict.fromkeys(ways, time.monotonic() + seconds)
+
+    def _rate(self, mbps: float) -> None:
+        for link in self.links:
+            link._loop.wire.line.rate = mbps * 1e6 / 8
+
+    def _flip(self, where: str) -> None:
+        self.flip = where
+
+    def _flip_file(self) -> None:
+        *_, path = sorted((self.run / "checkpoints").glob(f"step-*/stage-{self.stage}.safetensors"))
+        flip_file(path, self.random)
+        self._signal(signal.SIGKILL)
+
+    def _full(self, count: float) -> None:
+        self.unwritten = int(count)
+
+    def _fill(self) -> None:
+        with suppress(OSError), (self.run / "filler").open("wb", buffering=0) as file:
+            for size in (2**16, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)) == size:
+                        pass
+
+    def _jump(self, seconds: float) -> None:
+        (self.folder / CLOCK).write_text(str(seconds))
+        shift_clock(seconds)
+
+    def _lie(self, name: str) -> None:
+        self.lie = name
 
 
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+LIES = ("nan gradient", "infinite gradient", "nan norm", "infinite norm", "negative norm", "long norm", "first id", "last id")
+LIES += ("no object", "no JSON", "another step", "too long", "more fields", "nan activation")
+"""What a stage may tell its neighbours by mistake, once: numbers of a payload, of the outcome of a step, ids, and messages as such."""
+NUMBERS: dict[str, float | int] = {
+    "nan norm": float("nan"), "infinite norm": float("inf"), "negative norm": -1.0, "long norm": 10**400,
+}  # fmt: skip
+MESSAGES = {"no object": b"[1, 2]", "no JSON": b"{", "too long": b" " * (MESSAGE_BYTES + 1)}
 
 
-def _freeze() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+def shift_clock(seconds: float) -> None:
+    """Let the clocks of the day jump, in this process; those that only count are true."""
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + seconds
+    time.time_ns = lambda: now_ns() + int(seconds * 1e9)
 
 
-ACTIONS: dict[str, Callable[[], None]] = {"kill": _kill, "freeze": _freeze}
+def flip_bit(data: bytes | bytearray | memoryview, generator: random.Random) -> bytes:
+    """Return the bytes with one bit turned over."""
+    damaged = bytearray(data)
+    damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+    return bytes(damaged)
 
 
-def arm(faults: list[Fault], stage: int, folder: Path) -> None:
-    """Put the faults of a stage into the package of this process, which exists for one run."""
-    from thinwire import checkpoint
+def flip_file(path: Path, generator: random.Random) -> None:
+    """Turn one bit of a file over."""
+    path.write_bytes(flip_bit(path.read_bytes(), generator))
+
+
+def arm(faults: list[Fault], scene: Scene) -> None:
+    """Put the faults of a stage into the package of this process."""
+    from thinwire.checkpoint import writing
     from thinwire.model.stages import Stage
     from thinwire.optimizer import StageOptimizer
-    from thinwire.pipeline.backend import Port
+    from thinwire.train import Trainer
 
-    passed = dict.fromkeys(POINTS, 0)
+    passed = dict.fromkeys((*POINTS, "restore"), 0)
 
     def passing(point: str) -> None:
         passed[point] += 1
         for fault in faults:
-            if (fault.stage, fault.point, fault.number) == (stage, point, passed[point]):
-                fault.strike(folder)
+            if (fault.stage, fault.point, fault.number) == (scene.stage, point, passed[point]):
+                scene.strike(fault)
 
     def before(owner: Any, name: str, point: str, wanted: Callable[..., bool] = lambda *given: True) -> None:
         original = getattr(owner, name)
@@ -86,23 +224,167 @@ def arm(faults: list[Fault], stage: int, folder: Path) -> None:
     before(Stage, "forward", "forward", lambda stage, ids, payload, context: context.training)
     before(Port, "send", "backward", lambda port, tensor: port.outgoing[0].direction == "backward" and port.counting)
     before(StageOptimizer, "step", "optimizer")
-    before(checkpoint, "write_atomic", "write")
+    before(writing, "write_atomic", "write")
+    before(Trainer, "_restore", "restore")
+    write_part = writing.write_part
+
+    def write(*given: Any) -> bool:
+        if scene.unwritten:
+            scene.unwritten -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_part(*given)
+
+    writing.write_part = write
+    arm_links(scene)
+    arm_connections(scene)
+    arm_messages(scene)
+    jumped = scene.folder / CLOCK
+    if jumped.exists():
+        shift_clock(float(jumped.read_text()))
+
+
+def arm_links(scene: Scene) -> None:
+    """Know the links of the epoch under way."""
+    link = Neighbours._link
+
+    def linked(self: Neighbours, *given: Any) -> Link:
+        made = link(self, *given)
+        scene.links = [old for old in scene.links if old.state not in ("closed", "failed")] + [made]
+        return made
+
+    Neighbours._link = linked  # type: ignore[method-assign]
+
+
+def arm_connections(scene: Scene) -> None:
+    """Let connections lose their way, and bits turn over."""
+    flush, receive, records, write = Connection.flush, Connection._receive, Connection.records, Connection.write
+
+    def is_cut(way: str) -> bool:
+        if time.monotonic() >= scene.cut_until[way]:
+            return False
+        time.sleep(POLL_SECONDS)  # the selector finds the socket ready again and again
+        return True
+
+    def flushed(self: Connection, now: float) -> bool:
+        return False if is_cut("out") else flush(self, now)
+
+    def received(self: Connection) -> bool:
+        if is_cut("in"):
+            return False
+        if scene.flip != "cipher":
+            return receive(self)
+        incoming = self._incoming
+        self._incoming = mock.Mock(write=lambda data: incoming.write(flip_bit(data, scene.random)))
+        try:
+            return receive(self)
+        finally:
+            self._incoming, scene.flip = incoming, None
+
+    def read(self: Connection) -> list[bytes]:
+        found = records(self)
+        if found and scene.flip == "read":
+            scene.flip = None
+            found[0] = flip_bit(found[0], scene.random)
+        return found
+
+    def written(self: Connection, pieces: Iterable[bytes | memoryview], now: float, frames: int = 0) -> None:
+        if scene.flip == "sent":
+            scene.flip = None
+            pieces = [flip_bit(b"".join(pieces), scene.random)]
+        write(self, pieces, now, frames)
+
+    Connection.flush, Connection._receive, Connection.records, Connection.write = flushed, received, read, written  # type: ignore
+
+
+def arm_messages(scene: Scene) -> None:
+    """Let a worker say what is not so."""
+    send, send_message = Port.send, Control.send
+
+    def sent(self: Port, tensor: torch.Tensor) -> None:
+        slot = self.outgoing[self.sent % len(self.outgoing)]
+        number = {"nan gradient": "nan", "infinite gradient": "inf", "nan activation": "nan"}.get(scene.lie or "")
+        if number is not None and slot.index is not None and (slot.direction == "backward") == (scene.lie != "nan activation"):
+            scene.lie, tensor = None, torch.full_like(tensor, float(number))
+        elif scene.lie in ("first id", "last id") and slot.index is None and self.counting:
+            tensor = tensor.clone()
+            tensor[0, 0 if scene.lie == "first id" else -1] = 2**16 - 1
+            scene.lie = None
+        send(self, tensor)
+
+    def told(self: Control, link: Link, message: dict[str, Any]) -> None:
+        lie = scene.lie
+        if "squared_norm" not in message or lie not in (*NUMBERS, *MESSAGES, "another step", "more fields"):
+            send_message(self, link, message)
+            return
+        scene.lie = None
+        if lie in MESSAGES:
+            frame = Frame.make(Kind.STEP, MESSAGES[lie], epoch=link.epoch)
+            with mock.patch.object(link._outbox._cursor, "check"):  # a worker of ours would not send it
+                link.send(frame)
+            return
+        wrong = {"squared_norm": NUMBERS[lie]} if lie in NUMBERS else {"step": message["step"] + 1} if lie == "another step" else {"x": 1}
+        send_message(self, link, message | wrong)
+
+    Port.send, Control.send = sent, told  # type: ignore[method-assign]
+
+
+def obey(scene: Scene) -> None:
+    """Do what files in the folder say, at any moment of this worker's life: `order-STAGE-NUMBER` holds `ACTION AMOUNT`."""
+    while True:
+        for path in scene.folder.glob(f"order-{scene.stage}-*"):
+            with suppress(FileNotFoundError):
+                action, _, amount = path.read_text().rpartition(" ")
+                path.unlink()
+                scene.actions[action](float(amount))
+        time.sleep(POLL_SECONDS)
+
+
+def order(folder: Path, stage: int, number: int, action: str, amount: float = 0.0) -> None:
+    """Give a worker such an order."""
+    written = folder / f"new-{stage}-{number}"
+    written.write_text(f"{action} {amount}")
+    written.rename(folder / f"order-{stage}-{number}")
 
 
 def train(seat: Seat, say: Say, stop: Stop, faults: list[dict[str, Any]], struck: str, **arguments: Any) -> dict[str, Any]:
-    """Train as `launch.train` does, with faults."""
-    arm([Fault(**fault) for fault in faults], seat.stage, Path(struck))
+    """Train as `launch.train` does, with faults; say first which process this is."""
+    say({"pid": os.getpid()})
+    scene = Scene(seat.stage, Path(struck), Path(arguments["run"]))
+    arm([Fault(**fault) for fault in faults], scene)
+    threading.Thread(target=obey, args=(scene,), daemon=True).start()
     return launch.train(seat, say, stop, **arguments)
 
 
-def train_with(words: list[str], faults: list[Fault], struck: Path, heard: list[tuple[int, dict]] | None = None) -> dict[str, Any]:
-    """Run `thinwire train` in workers that meet these faults; return its summary. `heard` gets what stages say besides their steps."""
-    command: TrainCommand = parse_train([*words, "--pipeline.mode", "workers"])
+def given(faults: list[Fault], struck: Path) -> dict[str, Any]:
+    """Return the arguments that `train` takes besides those of training."""
     struck.mkdir(parents=True, exist_ok=True)
-    arguments = {"run": str(command.run), "resume": False, "faults": [asdict(fault) for fault in faults], "struck": str(struck)}
+    return {"faults": [asdict(fault) for fault in faults], "struck": str(struck)}
 
-    def hear(stage: int, message: dict[str, Any]) -> None:
+
+def train_with(
+    words: list[str], faults: list[Fault], struck: Path, heard: list[tuple[int, dict]] | None = None, hear: Hear | None = None
+) -> dict[str, Any]:
+    """Run `thinwire train` in workers that meet these faults; return its summary.
+
+    `heard` gets what stages say besides their steps, `hear` is told everything.
+    """
+    command: TrainCommand = parse_train([*words, "--pipeline.mode", "workers"])
+    arguments = {"run": str(command.run), "resume": command.resume, **given(faults, struck)}
+
+    def listen(stage: int, message: dict[str, Any]) -> None:
         if heard is not None and "step" not in message:
             heard.append((stage, message | {"at": time.monotonic()}))
+        if hear is not None:
+            hear(stage, message)
 
-    return run_crew(train, command.config, arguments, hear, replacing={"replacing": True})[0]
+    return run_crew(train, command.config, arguments, listen, replacing={"replacing": True})[0]
+
+
+def command_with(words: list[str], faults: list[Fault], struck: Path) -> int:
+    """Type a `thinwire train` whose workers meet these faults; return its exit code."""
+
+    def crew(task: Any, config: Any, arguments: dict[str, Any], hear: Hear, **options: Any) -> list[dict[str, Any]]:
+        return run_crew(train, config, arguments | given(faults, struck), hear, **options)
+
+    with mock.patch.object(launch, "run_crew", crew):
+        return cli.main(["train", *words, "--pipeline.mode", "workers"])

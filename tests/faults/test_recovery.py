@@ -2,61 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import os
 import random
+import signal
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from faults.inject import POINTS, Fault, train_with
-from runs import train, write_config
+from faults.support import LATER, STAGES, WORDS, process_figures, restored, run_with
 
 pytestmark = pytest.mark.timeout(180)
-STAGES = 4
-WORDS = ("--pipeline.stages", str(STAGES), "--train.steps", "12", "--train.checkpoint_every", "3", "--train.threads", "1")
-LATER = {"forward": 9, "backward": 9, "optimizer": 5, "write": 2}
-"""How often a stage has passed a point when it is struck: in the middle of the run, between two checkpoints."""
 VARIETY = {
     "four bits and drift": ("--codec.bits", "4", "--codec.drift_every", "2", "--codec.drift_rate", "0.5", "--model.dropout", "0.1"),
     "threshold": ("--codec.name", "threshold", "--codec.lifespan", "3"),
     "learned projector": ("--codec.name", "anchored", "--codec.rank", "6", "--codec.projector", "learned", "--codec.projector_every", "2"),
 }
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory, token_cache) -> str:
-    return write_config(tmp_path_factory.mktemp("faults"), token_cache)
-
-
-@pytest.fixture(scope="module")
-def quiet(settings):
-    """Return a function that gives the hashes of an undisturbed run, in one process."""
-    known: dict[tuple[str, ...], list[str]] = {}
-
-    def hashes(*words: str) -> list[str]:
-        if words not in known:
-            known[words] = train(settings, Path(settings).with_name(f"quiet-{len(known)}"), *WORDS, *words)["weights_sha256"]
-        return known[words]
-
-    return hashes
-
-
-def run_with(settings: str, folder: Path, faults: list[Fault], *words: str) -> tuple[list[str], list[dict]]:
-    """Train through faults; return the hashes, and what stage 0 said of its recoveries. Every fault must have struck."""
-    heard: list[tuple[int, dict]] = []
-    command = ["--config", settings, "--run", str(folder / "run"), *WORDS, *words]
-    summary = train_with(command, faults, folder / "struck", heard)
-    assert len(list((folder / "struck").iterdir())) == len(faults), "a fault did not strike"
-    lines = (folder / "run/metrics/stage-0.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
-    return summary["weights_sha256"], [message for stage, message in heard if stage == 0 and "restored" in message]
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc to see what processes hold")
 
 
 @pytest.mark.parametrize(("point", "stage"), [("forward", 2), ("backward", 1), ("optimizer", 0), ("write", 3)])
 def test_a_killed_stage_changes_no_bit(settings, quiet, tmp_path, point, stage):
-    hashes, restored = run_with(settings, tmp_path, [Fault(stage, point, LATER[point])])
+    hashes, heard = run_with(settings, tmp_path, [Fault(stage, point, LATER[point])])
     assert hashes == quiet()
-    assert len(restored) >= 1
+    assert len(restored(heard)) >= 1
 
 
 @pytest.mark.full
@@ -74,8 +46,8 @@ def test_several_at_once(settings, quiet, tmp_path, stages):
 
 
 def test_a_stage_that_is_lost_before_its_first_checkpoint(settings, quiet, tmp_path):
-    hashes, restored = run_with(settings, tmp_path, [Fault(1, "forward", 2)])
-    assert hashes == quiet() and restored[-1]["restored"] == 0
+    hashes, heard = run_with(settings, tmp_path, [Fault(1, "forward", 2)])
+    assert hashes == quiet() and restored(heard)[-1] == 0
 
 
 @pytest.mark.full
@@ -85,16 +57,69 @@ def test_codecs_with_state(settings, quiet, tmp_path, kind):
     assert run_with(settings, tmp_path, faults, *VARIETY[kind])[0] == quiet(*VARIETY[kind])
 
 
+def test_a_frozen_stage_is_replaced(settings, quiet, tmp_path):
+    """SIGSTOP for longer than the limit."""
+    words = ("--link.silent_seconds", "3")
+    hashes, heard = run_with(settings, tmp_path, [Fault(1, "forward", 9, "freeze")], *words)
+    assert hashes == quiet()
+    assert [message["lost"] for stage, message in heard if "lost" in message] == ["no sign of life for 3.0 s"]
+
+
+def test_a_stage_that_dozes_is_waited_for(settings, quiet, tmp_path):
+    """SIGSTOP for less than the limit: nothing happens but a delay."""
+    hashes, heard = run_with(settings, tmp_path, [Fault(1, "forward", 9, "doze", 2.5)])
+    assert hashes == quiet()
+    assert not [message for _, message in heard if "lost" in message or "abandoned" in message]
+
+
+class Killer(threading.Thread):
+    """Kill the worker of a stage again and again, at random moments with a step or more between; note what the others hold."""
+
+    def __init__(self, victim: int, times: int, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.victim, self.times, self.random = victim, times, random.Random(seed)
+        self.pids: dict[int, int] = {}
+        self.best = self.killed = 0
+        self.held: list[dict[int, dict[str, int]]] = []
+        """What the survivors (by stage; -1: the supervisor) held before each kill."""
+        self.killed_pid = 0
+
+    def hear(self, stage: int, message: dict) -> None:
+        if "pid" in message:
+            self.pids[stage] = message["pid"]
+        if stage == self.victim:
+            self.best = max(self.best, message.get("step", 0))
+
+    def run(self) -> None:
+        while self.killed < self.times:
+            wanted = self.best + self.random.randrange(1, 4)
+            while self.best < wanted or self.pids[self.victim] == self.killed_pid:
+                time.sleep(0.01)
+            time.sleep(self.random.uniform(0.0, 0.2))
+            self.held.append({stage: process_figures(pid) for stage, pid in self._survivors().items()})
+            self.killed_pid = self.pids[self.victim]
+            with suppress(ProcessLookupError):
+                os.kill(self.killed_pid, signal.SIGKILL)
+                self.killed += 1
+
+    def _survivors(self) -> dict[int, int]:
+        return {-1: os.getpid()} | {stage: pid for stage, pid in self.pids.items() if stage != self.victim}
+
+
+@needs_proc
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_same_stage_twenty_times(settings, quiet, tmp_path):
-    """Killed twenty times at random points of its life."""
-    generator = random.Random(5)
-    faults = [Fault(2, generator.choice(POINTS[:3]), number) for number in generator.sample(range(1, 24), 20)]
-    chosen = {(fault.point, fault.number): fault for fault in faults}
-    assert run_with(settings, tmp_path, list(chosen.values()))[0] == quiet()
-
-
-def test_a_frozen_stage_is_replaced(settings, quiet, tmp_path):
-    words = ("--link.silent_seconds", "3")
-    assert run_with(settings, tmp_path, [Fault(1, "forward", 9, "freeze")], *words)[0] == quiet()
+    """Killed twenty times at random moments: the same bits, and the others hold no more threads, files and memory than before."""
+    words = ("--train.steps", "150", "--link.profile", "100mbps_5ms")
+    killer = Killer(2, 20, seed=5)
+    killer.start()
+    command = ["--config", settings, "--run", str(tmp_path / "run"), *WORDS, *words]
+    summary = train_with(command, [], tmp_path / "struck", hear=killer.hear)
+    assert summary["weights_sha256"] == quiet("--train.steps", "150")
+    assert killer.killed == 20
+    first, last = killer.held[2], killer.held[-1]  # the first losses load modules and grow buffers
+    for stage in first:
+        assert last[stage]["threads"] <= first[stage]["threads"], (stage, killer.held)
+        assert last[stage]["files"] <= first[stage]["files"] + 2, (stage, killer.held)
+        assert last[stage]["resident"] <= first[stage]["resident"] + 8 * 2**10, (stage, killer.held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -112,9 +111,9 @@ def make_large_run(run: Path) -> None:
             Piece(name, shape, torch.float32, lambda start, stop, shape=shape: torch.full((stop - start, *shape[1:]), 0.1))
             for name, shape in shapes.items()
         ]
-        manifest = {"format": checkpoint.FORMAT, "stage": plan.index, "stages": plan.count}
+        manifest = {"format": checkpoint.FORMAT, "stage": plan.index, "stages": plan.count, "layers": list(plan.layers)}
         manifest["sha256"] = write_file(folder / f"stage-{plan.index}.safetensors", pieces)
-        (folder / f"stage-{plan.index}.json").write_text(json.dumps(manifest))
+        (folder / f"stage-{plan.index}.json").write_bytes(checkpoint.encode(manifest))
 
 
 def bound(entry: Entry) -> bool:

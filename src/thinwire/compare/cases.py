@@ -168,7 +168,7 @@ def check_together(cases: list[Case], command: CompareCommand) -> None:
         if not 1 <= every <= steps / 2:
             raise ValueError(
                 f"train.validate_every is {every}, but the target is dense's validation loss after half of {steps} steps; "
-                f"set --train.validate_every to 1 to {steps // 2}, or give --target LOSS"
+                f"set --train.validate_every to {'1' if steps < 4 else f'1 to {steps // 2}'}, or give --target LOSS"
             )
     try:
         command.out.mkdir(parents=True, exist_ok=True)

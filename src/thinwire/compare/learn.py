@@ -60,7 +60,7 @@ def can_resume(folder: Path, config: RunConfig) -> bool:
     """Tell whether an unfinished run left something to go on from."""
     # A run that ended between its last checkpoint and its summary does its last steps again: there is no step left to resume at.
     shutil.rmtree(folder / "checkpoints" / f"step-{config.train.steps:06d}", ignore_errors=True)
-    return bool(checkpoint.complete_steps(folder, range(config.pipeline.stages)))
+    return bool(checkpoint.complete(folder))
 
 
 def train(config: RunConfig, folder: Path) -> Row:

@@ -45,12 +45,12 @@ class HubSource:
     def _text(self, row: dict[str, Any]) -> str:
         """Return the text of a row, empty where the column holds nothing."""
         if self.column not in row:
-            raise ValueError(f"data.source {self.name!r} has no column {self.column!r}: set --data.text-column to one of {sorted(row)}")
+            raise ValueError(f"data.source {self.name!r} has no column {self.column!r}: set --data.text_column to one of {sorted(row)}")
         text = row[self.column]
         if text is not None and not isinstance(text, str):
             raise ValueError(
                 f"column {self.column!r} of {self.name!r} holds {type(text).__name__}, not text: "
-                f"set --data.text-column to one of {sorted(row)}"
+                f"set --data.text_column to one of {sorted(row)}"
             )
         return text or ""
 

@@ -42,7 +42,7 @@ class Data:
 def open_data(data: DataConfig, model: ModelConfig, seed: int) -> Data:
     """Open `data.source` as batches of `model.context` tokens in the order of `seed`."""
     if data.max_tokens < 1:
-        raise ValueError(f"data.max_tokens is {data.max_tokens}: set --data.max-tokens to at least {model.context + 1}")
+        raise ValueError(f"data.max_tokens is {data.max_tokens}: set --data.max_tokens to at least {model.context + 1}")
     if data.source == "stdlib":
         return _open_text(open_stdlib(), data, model, seed)
     if data.source.startswith("hf:"):

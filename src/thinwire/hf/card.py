@@ -30,7 +30,7 @@ PLAIN = """A Llama-style decoder, trained in pipeline stages by thinwire and exp
     from transformers import AutoModelForCausalLM, AutoTokenizer
     model, tokenizer = AutoModelForCausalLM.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")
 
-To train on: `thinwire import {name} --run runs/{name}`, then `thinwire train --run runs/{name} --resume`.
+To train on: `thinwire import {name} --run runs/more`, then `thinwire train --run runs/more --resume`.
 """
 OWN = """A Llama-style decoder, trained in pipeline stages by thinwire. **This is not a plain Hugging Face Llama**:
 {reason}.
@@ -109,8 +109,8 @@ def data_name(source: str) -> str:
 def commands(source: Checkpointed, name: str) -> str:
     """Say what made this folder."""
     run = source.run.resolve().name
-    first = f"    thinwire train --config {run}/config.toml --run {run}"
+    first = f"    thinwire train --config config.toml --run runs/{run}"
     if (source.run / KEPT_FOLDER).is_dir():
-        first = f"    thinwire import FOLDER --run {run}\n    thinwire train --run {run} --resume"
-    lines = [first, f"    thinwire export {run} {name} --step {source.step}"]
-    return "\nMade by\n\n" + "\n".join(lines) + "\n"
+        first = f"    thinwire import FOLDER --run runs/{run}\n    thinwire train --run runs/{run} --resume"
+    lines = [first, f"    thinwire export runs/{run} out/{name} --step {source.step}"]
+    return "\nMade by (`config.toml`: the settings that the run folder keeps)\n\n" + "\n".join(lines) + "\n"

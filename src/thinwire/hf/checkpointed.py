@@ -21,7 +21,7 @@ OPTIMIZER = "optimizer/"
 
 @dataclass(frozen=True)
 class Checkpointed:
-    """The parts of one checkpoint: per stage its manifest and its tensors, those of the optimizer left out."""
+    """The parts of one checkpoint: per stage, of the shape it was written in, manifest and tensors, those of the optimizer left out."""
 
     run: Path
     config: RunConfig
@@ -46,27 +46,27 @@ class Checkpointed:
     @torch.no_grad()
     def fill(self, stage: Stage) -> None:
         """Copy a stage's weights into it."""
-        part, path = self.parts[stage.plan.index], self.folder / f"stage-{stage.plan.index}.safetensors"
-        state = stage.state_dict()
-        for name in sorted(state.keys() | part.keys()):
-            here = tuple(state[name].shape) if name in state else None
-            there = part[name].shape if name in part else None
+        tensors = self.tensors
+        for name, target in stage.state_dict().items():
+            here, there = tuple(target.shape), tensors[name].shape if name in tensors else None
             if here != there:
-                raise ValueError(f"{path} does not fit the settings in {self.run / CONFIG_FILE}: {name} is {there} there, {here} here")
-            state[name].copy_(part[name].whole())
+                raise ValueError(
+                    f"{self.folder} does not fit the settings in {self.run / CONFIG_FILE}: {name} is {there} there, {here} here"
+                )
+            target.copy_(tensors[name].whole())
 
 
 def open_checkpoint(run: Path, step: int | None = None) -> Checkpointed:
     """Open a run's newest complete checkpoint, or that of a step, once the sha256 of every part has been checked."""
     config = read_settings(run)
-    count = config.pipeline.stages
-    there = checkpoint.complete_steps(run, range(count))
+    there = {checkpoint.step_of(folder): folder for folder in checkpoint.complete(run)}
     if step is not None and step not in there:
         raise ValueError(
             f"{run} has no complete checkpoint of step {step}; it has {', '.join(map(str, there)) or 'none'}: choose one of them"
         )
-    folder = checkpoint.newest(run, count) if step is None else run / "checkpoints" / f"step-{step:06d}"
-    manifests = [checkpoint.read_manifest(folder, index, {"stages": count}) for index in range(count)]  # type: ignore[dict-item]
+    folder = checkpoint.newest(run, config.pipeline.stages) if step is None else there[step]
+    manifests = checkpoint.parts_of(folder)
+    assert manifests is not None, "a complete checkpoint has all its parts"
     if len({manifest.get("basis_version") for manifest in manifests}) > 1:
         raise ValueError(f"the parts of {folder} are in different bases; choose the checkpoint before it with --step")
     parts = []

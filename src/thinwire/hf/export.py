@@ -6,7 +6,6 @@ job; weights are made and written a few rows at a time. OUT appears whole or not
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,7 +103,8 @@ def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
     for index, (manifest, part) in enumerate(zip(source.manifests, source.parts, strict=True)):
         path = place / f"stage-{index}.safetensors"
         hashes[path.as_posix()] = write_file(folder / path, [tensor.piece() for tensor in part.values()])
-        (folder / path).with_suffix(".json").write_text(json.dumps(manifest | {"sha256": hashes[path.as_posix()]}, indent=1))
+        sealed = manifest | {"sha256": hashes[path.as_posix()], "bytes": (folder / path).stat().st_size}
+        (folder / path).with_suffix(".json").write_bytes(checkpoint.encode(sealed))
     return hashes
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config import ModelConfig, RunConfig
-from thinwire.configfile import CONFIG_FILE, load, shared_hash, to_toml
+from thinwire.configfile import CONFIG_FILE, load, to_toml
 from thinwire.data.open import open_data
 from thinwire.evaluate import validation_batch
 from thinwire.hf.checkpointed import open_checkpoint
@@ -78,6 +79,7 @@ def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = 
     # The copy in the run folder is not there yet.
     here = replace(config.data, tokenizer=str(folder / TOKENIZER_FILE)) if (folder / TOKENIZER_FILE).is_file() else config.data
     data = open_data(here, config.model, config.seed)
+    print("thinwire: checking the imported model by its validation loss; this takes a while", file=sys.stderr)
     windows_NT1 = validation_batch(data, config.train.validation_sequences, config.train.batch // config.pipeline.microbatches)
     if project:
         before = staged.evaluate(unbound(config), windows_NT1, foreign.fill, step=0, boundaries=False)
@@ -163,7 +165,7 @@ def unbound(config: RunConfig) -> RunConfig:
 
 def save(made: Path, config: RunConfig, fill: staged.Fill, fingerprint: str) -> None:
     """Write the checkpoint of step 0, one stage in memory at a time, with the facts that a resume compares."""
-    facts = {"config": shared_hash(replace(config, train=replace(config.train, steps=0))), "data": fingerprint}
+    facts = checkpoint.facts(config, fingerprint)
     folder = made / "checkpoints" / "step-000000"
     folder.mkdir(parents=True)
     codec, ranges = build_codec(config), [plan.layers for plan in plans_of(config)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,4 +61,5 @@ def measure_run(config: RunConfig, run: Path, fill: staged.Fill, *, step: int, p
         windows_NT1 = validation_windows(config, run, wanted)
     except (ValueError, OSError) as error:
         return Losses(why_not=f"the run's text cannot be opened here ({error})")
+    print(f"thinwire: measuring the validation loss on {len(windows_NT1)} sequences; --sequences 0 leaves it out", file=sys.stderr)
     return measure(config, windows_NT1, fill, step=step, plain=plain)

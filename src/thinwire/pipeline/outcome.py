@@ -20,6 +20,9 @@ class Outcome:
     delay_seconds: float = 0.0
     """Longest one-way time of a payload on any link: latency and transmission."""
 
+    saved: int = -1
+    """Newest step of which every stage has a checkpoint on its disk; -1: none."""
+
     def plus(self, downstream: Outcome) -> Outcome:
         """Add what the stages behind this one have said. The order of the sum is fixed: from the last stage to the first."""
         if downstream.step != self.step:
@@ -32,6 +35,7 @@ class Outcome:
             self.stop or downstream.stop,
             max(self.turn_seconds, downstream.turn_seconds),
             max(self.delay_seconds, downstream.delay_seconds),
+            min(self.saved, downstream.saved),
         )
 
     @property

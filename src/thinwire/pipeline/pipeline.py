@@ -84,6 +84,19 @@ class Pipeline:
         """Return one value of every process."""
         return [own]
 
+    def held_copies(self) -> dict[int, list[str]]:
+        """List the neighbours' checkpoints that are kept here: there are none."""
+        return {}
+
+    def fetch_copies(self, name: str, votes: list[dict[str, Any]]) -> None:
+        """Get this stage's checkpoint from a neighbour where it is missing here: it never is."""
+
+    def offer(self, name: str) -> None:
+        """Give a neighbour a copy of a checkpoint: there is none."""
+
+    def confirm(self, step: int) -> None:
+        """Delete copies that are older than a checkpoint that every worker has: there are none."""
+
     def link_meters(self) -> list[dict[str, Any]]:
         """Return what the links have carried: there are none."""
         return []

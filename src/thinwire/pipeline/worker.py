@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stage
 from thinwire.pipeline.backend import boundary_contract, boundary_port, close_group, open_group
 from thinwire.pipeline.control import Control
+from thinwire.pipeline.copies import Copies
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.neighbours import Neighbours
@@ -28,6 +30,8 @@ START, EVALUATION = -2, -1
 UNKNOWN = Outcome(START, None, 0.0)
 """The timing of one that takes part in a later epoch for the first time: it relies on those who have measured."""
 PROBE_BYTES = 64 * 2**10
+FETCH_SECONDS = 24 * 3600.0
+"""Longest time to wait for one's checkpoint from a neighbour; a link that fails ends it sooner."""
 
 
 class WorkerPipeline:
@@ -42,8 +46,13 @@ class WorkerPipeline:
         *,
         epoch: int = 0,
         timing: Outcome | None = None,
+        copies: Path | None = None,
     ) -> None:
-        """Open the links of an epoch and get the stage ready. `timing` is what the schedule was made from in the epoch before."""
+        """Open the links of an epoch and get the stage ready.
+
+        `timing` is what the schedule was made from in the epoch before; `copies` the run folder, where neighbours keep each other's
+        checkpoints.
+        """
         self.config, self.neighbours = config, neighbours
         self.codec = build_codec(config)
         ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
@@ -68,6 +77,7 @@ class WorkerPipeline:
         # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.
         self.traffic = Traffic([self.ports[index + 1].meter] if links.right else [])
         self.waits = Traffic([self.control.meter, *(port.meter for port in self.ports.values())])
+        self.copies = Copies(copies, index, links.left, links.right) if copies else None
         self._share_basis(stage)
         self._share_copies(stage)
         group = open_group(index, len(ranges), self.ports)
@@ -166,6 +176,30 @@ class WorkerPipeline:
 
     def gather_values(self, own: Any) -> list[Any]:
         return [part["value"] for part in self.control.gather({"value": own})]
+
+    def held_copies(self) -> dict[int, list[str]]:
+        return self.copies.held() if self.copies else {}
+
+    def fetch_copies(self, name: str, votes: Sequence[dict[str, Any]]) -> None:
+        index = self.stages[0].plan.index
+        for stage, vote in enumerate(votes):
+            if name in vote["steps"]:
+                continue
+            keepers = [other for other in (stage + 1, stage - 1) if 0 <= other < len(votes)]
+            keeper = next(other for other in keepers if name in votes[other]["copies"].get(str(stage), []))
+            assert self.copies is not None or index not in (stage, keeper)
+            if self.copies and index == keeper:
+                self.copies.give_back(stage, name)
+            if self.copies and index == stage:
+                self.copies.wait_for(name, FETCH_SECONDS)
+
+    def offer(self, name: str) -> None:
+        if self.copies:
+            self.copies.offer(name)
+
+    def confirm(self, step: int) -> None:
+        if self.copies:
+            self.copies.confirm(step)
 
     def link_meters(self) -> list[dict[str, Any]]:
         return [port.link.meter.snapshot() for port in self.ports.values()]

@@ -1,0 +1,33 @@
+"""Checkpoints: per stage one safetensors file and one JSON manifest, whole or absent, checked before they are read, never unpickled."""
+
+from thinwire.checkpoint.hashes import combined_sha256, file_sha256, tensor_hashes, weights_sha256
+from thinwire.checkpoint.layout import Position, available, common, complete, folder_of, newest, parts_of, step_of, steps
+from thinwire.checkpoint.manifest import FORMAT, encode, facts, read_manifest
+from thinwire.checkpoint.reading import load
+from thinwire.checkpoint.saver import Saver
+from thinwire.checkpoint.writing import prune, save, save_stage
+
+__all__ = [
+    "FORMAT",
+    "Position",
+    "Saver",
+    "available",
+    "combined_sha256",
+    "common",
+    "complete",
+    "encode",
+    "facts",
+    "file_sha256",
+    "folder_of",
+    "load",
+    "newest",
+    "parts_of",
+    "prune",
+    "read_manifest",
+    "save",
+    "save_stage",
+    "step_of",
+    "steps",
+    "tensor_hashes",
+    "weights_sha256",
+]

@@ -1,0 +1,116 @@
+"""Where checkpoints stand in a run folder, and which of them are whole.
+
+    checkpoints/step-000200/stage-0.safetensors, stage-0.json, ...       in the shape that the run was started in
+    checkpoints/step-000400-1-5e0c2a91/stage-0.safetensors, ...          after it was resumed in another shape, once
+
+A shape is where the model is cut and how many microbatches it is fed; another one changes the last bits. So each stretch of a run in one
+shape has folders of its own, named by its past: parts in one folder always belong together, and writing in a new shape never touches
+a checkpoint of the old one. Each machine of a run keeps only its own stages' parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.checkpoint.hashes import file_sha256
+from thinwire.checkpoint.manifest import is_part_of, shape_of, tensors_path, whole
+from thinwire.model.cut import StagePlan
+
+STEP_NAME = re.compile(r"step-(\d{6,})((?:-\d+-[0-9a-f]{8})?)")
+PART_NAME = re.compile(r"stage-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come."""
+
+    step: int
+    """Steps done; the next one starts at sample `step * batch`."""
+    seconds: float
+    """Training time so far."""
+    before: str = ""
+    """Shapes that the run had before its present one, each with the step at which it ended, such as `2,2,2,2x8@200 4,4x8@400`."""
+
+
+def lineage(position: Position, facts: dict[str, Any]) -> str:
+    """Return what the names of folders end in during one stretch of a run: nothing at first, then how many came before, and a hash."""
+    if not position.before:
+        return ""
+    digest = hashlib.sha256(f"{position.before} {shape_of(facts)}".encode()).hexdigest()
+    return f"-{len(position.before.split())}-{digest[:8]}"
+
+
+def folder_of(run: Path, position: Position, facts: dict[str, Any]) -> Path:
+    """Return the folder of the checkpoint at a position."""
+    return run / "checkpoints" / f"step-{position.step:06d}{lineage(position, facts)}"
+
+
+def steps(run: Path) -> list[Path]:
+    """List checkpoint folders, oldest first."""
+    folders = (run / "checkpoints").glob("step-*")
+    return sorted((folder for folder in folders if STEP_NAME.fullmatch(folder.name)), key=age)
+
+
+def age(folder: Path) -> tuple[int, int, str]:
+    """Return what orders folders: the step, and at the same step how often the shape had changed."""
+    match = STEP_NAME.fullmatch(folder.name)
+    assert match is not None, folder
+    return int(match[1]), int(match[2].split("-")[1]) if match[2] else 0, match[2]
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of a checkpoint folder."""
+    return age(folder)[0]
+
+
+def parts_of(folder: Path) -> list[dict[str, Any]] | None:
+    """Return the manifests of all parts of a checkpoint if all are here and whole, in whatever shape."""
+    indices = [int(match[1]) for path in folder.glob("stage-*.json") if (match := PART_NAME.fullmatch(path.name))]
+    found = [manifest for index in sorted(indices) if (manifest := whole(folder, index)) is not None]
+    return found if found and len(found) == found[0]["stages"] and found[-1]["stage"] == len(found) - 1 else None
+
+
+def complete(run: Path) -> list[Path]:
+    """List the checkpoints of which all parts are here, oldest first."""
+    return [folder for folder in steps(run) if parts_of(folder) is not None]
+
+
+def available(run: Path, plans: Sequence[StagePlan], *, verify: bool = False) -> list[str]:
+    """Name the checkpoints that some stages can be loaded from here: their own parts, or all parts of another shape.
+
+    With `verify` the tensors' bytes are hashed too, so that a damaged one is passed over.
+    """
+    names = []
+    for folder in steps(run):
+        own = [whole(folder, plan.index) for plan in plans]
+        fitting = [part for part, plan in zip(own, plans, strict=True) if part is not None and is_part_of(part, plan)]
+        needed = fitting if len(fitting) == len(plans) else parts_of(folder)
+        if needed is not None and (not verify or all(is_undamaged(folder, manifest) for manifest in needed)):
+            names.append(folder.name)
+    return names
+
+
+def is_undamaged(folder: Path, manifest: dict[str, Any]) -> bool:
+    """Tell whether a part's tensors are those that its manifest vouches for."""
+    return file_sha256(tensors_path(folder, manifest["stage"])) == manifest["sha256"]
+
+
+def common(run: Path, lists: Iterable[Iterable[str]], count: int) -> Path:
+    """Return the newest checkpoint that is in the list of every process, as `available` made them."""
+    shared = set.intersection(*map(set, lists))
+    if not shared:
+        raise ValueError(
+            f"{run} holds no complete checkpoint of {count} stages; copy the parts of stages that ran elsewhere here, "
+            "or start a new run with another --run"
+        )
+    return max((run / "checkpoints" / name for name in shared), key=age)
+
+
+def newest(run: Path, count: int) -> Path:
+    """Return the newest checkpoint of which all parts are here; a message names the `count` stages that are wanted."""
+    return common(run, [[folder.name for folder in complete(run)]], count)

@@ -1,0 +1,108 @@
+"""Manifests: what a stage's part of a checkpoint is, in JSON that carries its own checksum.
+
+A manifest vouches for its tensors with their size and SHA-256, and for itself with `checksum`; it must be byte for byte what `encode`
+makes of it, so no changed bit passes. Format 1 had neither checksum nor shape: it can be read, and resumed by what `config.toml` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from thinwire.config import RunConfig
+from thinwire.configfile import RESHAPING, shared_settings
+from thinwire.model.cut import StagePlan, cut_layers
+
+FORMAT = 2
+OLD_FORMAT = 1
+LONGEST = 1 << 20
+"""Most bytes of a manifest."""
+FREE = frozenset({"split", "microbatches"})
+"""Facts that may differ when a run is resumed: they are its shape."""
+
+
+def facts(config: RunConfig, data: str) -> dict[str, Any]:
+    """List what a checkpoint must know of its run: settings and data, which a resume keeps, and its shape, which a resume may change."""
+    lasting = {word: value for word, value in shared_settings(config).items() if word not in {"train.steps", *RESHAPING}}
+    digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()
+    ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
+    split = ",".join(str(len(layers)) for layers in ranges)
+    return {"config": digest, "data": data, "split": split, "microbatches": config.pipeline.microbatches}
+
+
+def shape_of(facts: dict[str, Any]) -> str:
+    """Write the shape of a run, such as 2,2,2,2x8: layers per stage, and microbatches. Equal shapes of one run compute equal bits."""
+    return f"{facts['split']}x{facts['microbatches']}"
+
+
+def tensors_path(folder: Path, index: int) -> Path:
+    """Return where the tensors of a stage stand."""
+    return folder / f"stage-{index}.safetensors"
+
+
+def manifest_path(folder: Path, index: int) -> Path:
+    """Return where the manifest of a stage stands."""
+    return folder / f"stage-{index}.json"
+
+
+def encode(manifest: dict[str, Any]) -> bytes:
+    """Write a manifest with its checksum."""
+    body = {name: value for name, value in manifest.items() if name != "checksum"}
+    checksum = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "checksum": checksum}, indent=1).encode()
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """Read a manifest; refuse one that is not as it was written."""
+    if len(data) > LONGEST:
+        raise ValueError(f"it has {len(data)} bytes, a manifest has at most {LONGEST}")
+    try:
+        manifest = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(manifest, dict):
+        raise ValueError("it is not a table")
+    if manifest.get("format") == OLD_FORMAT and "checksum" not in manifest:
+        return manifest
+    if encode(manifest) != data:
+        raise ValueError("it does not match its checksum")
+    return manifest
+
+
+def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, Any]:
+    """Read a stage's manifest and refuse one that is damaged, of another format or of another run."""
+    path = manifest_path(folder, index)
+    try:
+        manifest = decode(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); delete {folder} and resume from the checkpoint before it") from None
+    if manifest.get("format") not in (OLD_FORMAT, FORMAT):
+        raise ValueError(
+            f"{path} has format {manifest.get('format')!r}, this version reads {OLD_FORMAT} and {FORMAT}; use the thinwire that wrote it"
+        )
+    expected = {"stage": index} | {name: value for name, value in facts.items() if name not in FREE}
+    if manifest["format"] == OLD_FORMAT:
+        expected.pop("config", None)  # it hashed the shape too
+    for name, value in expected.items():
+        if manifest.get(name) != value:
+            raise ValueError(
+                f"{path} has {name} {manifest.get(name)!r}, this run has {value!r}; resume with the settings and data of that run"
+            )
+    return manifest
+
+
+def whole(folder: Path, index: int) -> dict[str, Any] | None:
+    """Return the manifest of a part that was written to the end; None if there is none, or one that a power cut or a full disk cut off."""
+    try:
+        manifest = read_manifest(folder, index, {})
+        size = tensors_path(folder, index).stat().st_size
+    except (OSError, ValueError):
+        return None
+    return manifest if manifest.get("bytes", size) == size else None
+
+
+def is_part_of(manifest: dict[str, Any], plan: StagePlan) -> bool:
+    """Tell whether a part holds just the layers of a stage, in a model cut into as many stages."""
+    return (manifest["stage"], manifest["stages"], manifest["layers"]) == (plan.index, plan.count, list(plan.layers))

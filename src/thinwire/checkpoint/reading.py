@@ -1,0 +1,153 @@
+"""Restore stages from a checkpoint of the same shape, bit for bit, or of another one.
+
+Names are global, so a stage of another shape collects its tensors from all parts. What a codec has learnt at a cut belongs to that cut:
+a shape that drops it, or adds one where there is nothing learnt, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from thinwire.checkpoint.layout import Position, is_undamaged
+from thinwire.checkpoint.manifest import is_part_of, manifest_path, read_manifest, shape_of, tensors_path
+from thinwire.model.stages import Stage
+from thinwire.optimizer import StageOptimizer
+
+OPTIMIZER = "optimizer/"
+BOUNDARY = re.compile(r"(?:entries|exits)\.(\d+)\.")
+Tensors = dict[str, Tensor]
+
+
+def load(folder: Path, stages: Sequence[Stage], optimizers: Sequence[StageOptimizer] | None, facts: dict[str, Any]) -> Position:
+    """Restore stages, and their optimizers where given, from one checkpoint; nothing is changed before all of it has been checked."""
+    own = [read_manifest(folder, stage.plan.index, facts) for stage in stages if manifest_path(folder, stage.plan.index).exists()]
+    same = len(own) == len(stages) and all(is_part_of(part, stage.plan) for part, stage in zip(own, stages, strict=True))
+    manifests = own if same else all_manifests(folder, facts)
+    parts = [read_part(folder, manifest) for manifest in manifests]
+    if not same:
+        parts = [merge(folder, parts)] * len(stages)
+    chosen = []
+    for stage, tensors in zip(stages, parts, strict=True):
+        if not same:
+            refuse_other_cuts(folder, stage, tensors)
+            tensors = of_stage(stage, tensors)
+        weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER)}
+        refuse_misfit(folder, stage, weights)
+        chosen.append((weights, {name.removeprefix(OPTIMIZER): tensors[name] for name in tensors if name not in weights}))
+    if optimizers is not None and manifests[0]["step"] and not all(state for _, state in chosen):
+        raise ValueError(
+            f"{folder} holds weights without optimizer state, as `thinwire export` writes them; it can be evaluated, not resumed"
+        )
+    for index, (weights, state) in enumerate(chosen):
+        # Both copy into memory of torch's own: the bits of later steps must not depend on how a file happened to be aligned.
+        stages[index].load_state_dict(weights)
+        if optimizers is not None:
+            optimizers[index].load_state_tensors(state)
+    return position_of(manifests, facts)
+
+
+def all_manifests(folder: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Read the manifests of all parts of a checkpoint of another shape."""
+    there = sorted(int(path.stem.removeprefix("stage-")) for path in folder.glob("stage-*.json") if path.stem[6:].isdigit())
+    if not there:
+        raise ValueError(f"{folder} holds no part of a checkpoint; check --run, or copy the parts there")
+    count = read_manifest(folder, there[0], facts)["stages"]
+    missing = sorted(set(range(count)) - set(there))
+    if missing:
+        raise ValueError(
+            f"{folder} is of another shape, {count} stages, and lacks the parts of stages {', '.join(map(str, missing))}; another shape "
+            "needs all of them: copy them here, or resume in the shape that it has"
+        )
+    manifests = [read_manifest(folder, index, facts) for index in range(count)]
+    for name in ("step", "stages", "basis_version", "before"):
+        if len({manifest.get(name) for manifest in manifests}) > 1:
+            raise ValueError(f"the parts of {folder} differ in {name}; copy the parts of one run together")
+    return manifests
+
+
+def read_part(folder: Path, manifest: dict[str, Any]) -> Tensors:
+    """Return a part's tensors, mapped from its file, once the sha256 has been checked."""
+    path = tensors_path(folder, manifest["stage"])
+    if not path.is_file() or not is_undamaged(folder, manifest):
+        raise ValueError(
+            f"{path} does not match the sha256 in its manifest: it is damaged; delete {folder} and resume from the one before it"
+        )
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file ({error}); delete {folder} and resume from the checkpoint before it") from None
+
+
+def merge(folder: Path, parts: list[Tensors]) -> Tensors:
+    """Put the tensors of all parts together; what several parts hold, such as the basis, must be the same."""
+    merged: Tensors = {}
+    for part in parts:
+        for name, tensor in part.items():
+            if name in merged and not torch.equal(merged[name], tensor):
+                raise ValueError(f"the parts of {folder} differ in {name}, which all stages share; copy the parts of one run together")
+            merged[name] = tensor
+    return merged
+
+
+def of_stage(stage: Stage, tensors: Tensors) -> Tensors:
+    """Choose a stage's weights and the optimizer state of its parameters among those of all stages."""
+    wanted, trained = stage.state_dict().keys(), stage.trained().keys()
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in wanted or (name.startswith(OPTIMIZER) and name.removeprefix(OPTIMIZER).rpartition("/")[0] in trained)
+    }
+
+
+def refuse_other_cuts(folder: Path, stage: Stage, tensors: Tensors) -> None:
+    """Refuse a stage without a cut at which something was learnt, or with one at which nothing was."""
+    layers, state = stage.plan.layers, stage.state_dict()
+    learnt = {int(match[1]) for name in tensors if (match := BOUNDARY.match(name))}
+    dropped = sorted(layer for layer in learnt if layers.start < layer < layers.stop)
+    added = sorted({int(match[1]) for name in state if name not in tensors and (match := BOUNDARY.match(name))} - learnt)
+    if learnt and layers.stop not in learnt and any(state[name].shape != tensors[name].shape for name in state.keys() & tensors.keys()):
+        added.append(layers.stop)  # a block in front of a cut that is narrower there: bottleneck
+    if dropped or added:
+        wanted = ", ".join(map(str, sorted(learnt))) or "none"
+        change = (
+            f"joins the layers before and behind {dropped[0]}" if dropped else f"cuts before layer {added[0]}, where nothing was learnt"
+        )
+        raise ValueError(
+            f"{folder} holds what this codec has learnt at its cuts, before layers {wanted}; stage {stage.plan.index} of the new shape "
+            f"{change}: keep every one of these cuts and add none (pipeline.stages, pipeline.split), or resume in the shape that it has"
+        )
+
+
+def refuse_misfit(folder: Path, stage: Stage, weights: Tensors) -> None:
+    """Refuse weights that differ from the stage's in name or shape."""
+    expected = {name: tuple(tensor.shape) for name, tensor in stage.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"{folder} does not fit stage {stage.plan.index} of this model: {name} is {found.get(name)} there, "
+                f"{expected.get(name)} here"
+            )
+
+
+def position_of(manifests: list[dict[str, Any]], facts: dict[str, Any]) -> Position:
+    """Return how far a checkpoint had come; a change of shape begins a new stretch of the run."""
+    first = manifests[0]
+    before = first.get("before", "")
+    if "split" in facts:
+        old = {name: first.get(name) for name in ("split", "microbatches")}
+        if "split" not in first:  # format 1 did not know the whole shape; in that of config.toml nothing has changed
+            complete = len(manifests) == first["stages"]
+            split = ",".join(str(len(manifest["layers"])) for manifest in manifests) if complete else facts["split"]
+            old = {"split": split, "microbatches": facts["microbatches"]}
+        if shape_of(old) != shape_of(facts):
+            before = f"{before} {shape_of(old)}@{first['step']}".strip()
+    return Position(first["step"], first["seconds"], before)

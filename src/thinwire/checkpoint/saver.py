@@ -1,0 +1,131 @@
+"""Snapshots beside the training: `save` copies the tensors and returns, a thread of its own writes them.
+
+A thread lives only while there is something to write, and is no daemon: the interpreter waits for it at exit, so no write is lost and
+none is waited for in vain. A full or broken disk does not stop the training: `problem` says what is wrong, and the next snapshot
+tries again. Nothing is deleted before `confirm` has said that every worker has a newer one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.checkpoint.layout import Position, folder_of
+from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
+from thinwire.model.stages import Stage
+from thinwire.optimizer import StageOptimizer
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The parts of the stages of this process at one step, in memory of their own."""
+
+    position: Position
+    parts: list[Part]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+class Saver:
+    """Write the checkpoints of the stages of one process; at most one snapshot is being written and one waits."""
+
+    def __init__(self, run: Path, indices: Sequence[int], facts: dict[str, Any]) -> None:
+        self.run, self.indices, self.facts = run, list(indices), facts
+        self._alone = len(self.indices) == len(facts["split"].split(","))
+        self._state = threading.Condition()
+        self._waiting: Snapshot | None = None
+        self._thread: threading.Thread | None = None
+        self._last_thread: threading.Thread | None = None
+        self._newest: int | None = None
+        self._problem: str | None = None
+        self._before = ""
+        self._closed = False
+
+    @property
+    def newest(self) -> int | None:
+        """Return the newest step that this saver has brought to the disk; None before the first."""
+        with self._state:
+            return self._newest
+
+    @property
+    def problem(self) -> str | None:
+        """Say why the last snapshot was not written; None if it was."""
+        with self._state:
+            return self._problem
+
+    def save(self, stages: Sequence[Stage], optimizers: Sequence[StageOptimizer], position: Position) -> None:
+        """Copy weights, buffers and optimizer state, and have them written; a snapshot that still waits gives way to this one."""
+        assert not self._closed, "save after close"
+        assert [stage.plan.index for stage in stages] == self.indices, "other stages than this saver's"
+        with self._state:
+            self._before = position.before
+            self._waiting = None  # before the copy: never more than two snapshots in memory
+        parts = [part_of(*pair, position, self.facts, copy=True) for pair in zip(stages, optimizers, strict=True)]
+        with self._state:
+            self._waiting = Snapshot(position, parts)
+            if self._thread is None:
+                self._thread = self._last_thread = threading.Thread(target=self._write_waiting, name="thinwire-saver", daemon=False)
+                self._thread.start()
+
+    def place(self, step: int) -> Path:
+        """Return the folder of a step in the present stretch of the run: that of the last position that was given to `save`."""
+        with self._state:
+            return folder_of(self.run, Position(step, 0.0, self._before), self.facts)
+
+    def confirm(self, step: int) -> None:
+        """Note that every worker has a checkpoint of this step or a newer one on its disk: delete this process's older parts."""
+        if self.newest is None or self.newest < step:
+            return  # not even ours is there: nothing is safe to delete
+        with suppress(OSError):  # what stays too long does no harm; a disk that fails shows when the next one is written
+            prune(self.run, self.indices, self.place(step))
+
+    def flush(self) -> None:
+        """Wait until nothing waits or is being written; raise ValueError if the last snapshot was not written."""
+        with self._state:
+            self._state.wait_for(lambda: self._thread is None)
+            if self._problem is not None:
+                raise ValueError(self._problem)
+
+    def close(self) -> None:
+        """Wait for what is being written and for what waits, and for the thread to end."""
+        with self._state:
+            self._closed = True
+        if self._last_thread is not None:
+            self._last_thread.join()
+
+    def _write_waiting(self) -> None:
+        """Write snapshots until none waits."""
+        while True:
+            with self._state:
+                snapshot, self._waiting = self._waiting, None
+                if snapshot is None:
+                    self._thread = None
+                    self._state.notify_all()
+                    return
+            problem = self._write(snapshot)
+            with self._state:
+                self._problem = problem
+                if problem is None:
+                    self._newest = snapshot.position.step
+            if self._alone and problem is None:
+                self.confirm(snapshot.position.step)
+            snapshot = None  # let the memory go before the next one is waited for
+
+    def _write(self, snapshot: Snapshot) -> str | None:
+        """Write a snapshot; return what went wrong."""
+        folder = folder_of(self.run, snapshot.position, self.facts)
+        try:
+            write_parts(folder, snapshot.parts)
+        except Exception as error:  # whatever it was: training goes on, and the last good checkpoint stays
+            reason = f"{error.strerror or error}" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            return (
+                f"the checkpoint of step {snapshot.position.step} was not written to {folder}: {reason}; it needs "
+                f"{snapshot.size / 1e6:.1f} MB. Training goes on, the last complete one is untouched; make room, the next one tries again"
+            )
+        return None

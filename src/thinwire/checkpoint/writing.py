@@ -1,0 +1,165 @@
+"""Write a stage's part of a checkpoint so that a power cut at any byte leaves it whole or absent.
+
+Tensors go into a file of another name, to the disk, and then into place; the manifest follows in the same way. So a part is whole
+exactly when its manifest is there.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.checkpoint.hashes import file_sha256
+from thinwire.checkpoint.layout import Position, age, folder_of, parts_of, step_of, steps
+from thinwire.checkpoint.manifest import FORMAT, encode, manifest_path, tensors_path, whole
+from thinwire.files import write_atomic
+from thinwire.hf.shards import Piece, write_file
+from thinwire.model.stages import Stage
+from thinwire.optimizer import StageOptimizer
+
+KEEP = 2
+"""Checkpoints that stay: the newest, and one before it should a disk damage that one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stage's part of a checkpoint in memory: what its manifest says, without the hash, and its tensors."""
+
+    manifest: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def index(self) -> int:
+        return self.manifest["stage"]
+
+    @property
+    def size(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def part_of(stage: Stage, optimizer: StageOptimizer, position: Position, facts: dict[str, Any], *, copy: bool) -> Part:
+    """Take a stage's part as it is now; with `copy` in memory of its own, that later steps do not change."""
+    plan = stage.plan
+    manifest = {"format": FORMAT, "stage": plan.index, "stages": plan.count, "layers": list(plan.layers), **facts}
+    manifest |= {**asdict(position), "basis_version": stage.stream.version}
+    tensors = {**stage.state_dict(), **{f"optimizer/{name}": tensor for name, tensor in optimizer.state_tensors().items()}}
+    return Part(
+        manifest,
+        {
+            name: tensor.detach().to("cpu", copy=copy, memory_format=torch.contiguous_format).contiguous()
+            for name, tensor in tensors.items()
+        },
+    )
+
+
+def save(run: Path, stages: Sequence[Stage], optimizers: Sequence[StageOptimizer], position: Position, facts: dict[str, Any]) -> Path:
+    """Write some stages' parts of one checkpoint at once, then delete those that are no longer needed."""
+    folder = folder_of(run, position, facts)
+    parts = [part_of(*pair, position, facts, copy=False) for pair in zip(stages, optimizers, strict=True)]
+    write_parts(folder, parts)
+    prune(run, [part.index for part in parts], folder)
+    return folder
+
+
+def save_stage(folder: Path, stage: Stage, optimizer: StageOptimizer, position: Position, facts: dict[str, Any]) -> None:
+    """Write one stage's part into a folder."""
+    write_parts(folder, [part_of(stage, optimizer, position, facts, copy=False)])
+
+
+def write_parts(folder: Path, parts: Iterable[Part]) -> None:
+    """Write all these parts of one checkpoint to the disk, or leave nothing new."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for parent in (folder.parent, folder.parent.parent):
+        sync_folder(parent)
+    made: list[int] = []
+    try:
+        for part in parts:
+            if write_part(folder, part):
+                made.append(part.index)
+    except BaseException:
+        with suppress(OSError):
+            for index in made:
+                remove_part(folder, index)
+            folder.rmdir()
+        raise
+
+
+def write_part(folder: Path, part: Part) -> bool:
+    """Write one part, tensors first and manifest last; return False if the very same was there."""
+    path, seal = tensors_path(folder, part.index), manifest_path(folder, part.index)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
+    try:
+        digest = write_file(temporary, [piece(name, tensor) for name, tensor in part.tensors.items()])
+        there = whole(folder, part.index)
+        # After a resume a step is done again, with the same bits: to put it in place once more could only lose it.
+        if there is not None and there["sha256"] == digest == file_sha256(path):
+            return False
+        seal.unlink(missing_ok=True)  # it must not vouch for these tensors
+        size = temporary.stat().st_size
+        temporary.replace(path)
+        sync_folder(folder)
+        write_atomic(seal, encode({**part.manifest, "sha256": digest, "bytes": size}))
+        sync_folder(folder)
+        return True
+    except BaseException:
+        with suppress(OSError):
+            if whole(folder, part.index) is None:
+                remove_part(folder, part.index)
+        raise
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def piece(name: str, tensor: Tensor) -> Piece:
+    """Return a tensor as something to write a few rows at a time: no second copy of it is made."""
+    return Piece(name, tuple(tensor.shape), tensor.dtype, lambda start, stop: tensor[start:stop] if tensor.dim() else tensor.reshape(1))
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    if os.name == "nt":  # there a folder cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_part(folder: Path, index: int | None) -> None:
+    """Delete what a folder holds of one stage, or of all; manifests go first, so that no part is left half."""
+    label = "*" if index is None else str(index)
+    for pattern in (f"stage-{label}.json", f"*stage-{label}.*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def prune(run: Path, indices: Sequence[int], newest: Path) -> None:
+    """Delete these stages' parts of checkpoints that are older than the newest `KEEP` up to one that all workers have.
+
+    Folders of another shape have no owner any more: all their parts go.
+    """
+
+    def is_ours(folder: Path) -> bool:
+        return age(folder)[1:] == age(newest)[1:]
+
+    def is_whole(folder: Path) -> bool:
+        return all(whole(folder, index) for index in indices) if is_ours(folder) else parts_of(folder) is not None
+
+    candidates = [folder for folder in steps(run) if step_of(folder) <= step_of(newest)]
+    kept = [folder for folder in candidates if is_whole(folder)][-KEEP:]
+    for folder in candidates:
+        if kept and age(folder) < age(kept[0]):
+            for index in indices if is_ours(folder) else [None]:
+                remove_part(folder, index)
+            with suppress(OSError):  # another stage's part is still there
+                folder.rmdir()
