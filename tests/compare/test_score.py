@@ -7,8 +7,9 @@ import pytest
 from thinwire.compare.score import Entry, Pace, Reached, find_target, mean_curve, score, steps_to, value_at
 
 
-def learnt(curve: dict[int, float], forward: float = 10.0, backward: float = 10.0) -> dict:
+def learnt(curve: dict[int, float], forward: float = 10.0, backward: float = 10.0, seed: int = 0) -> dict:
     return {
+        "seed": seed,
         "curve": {str(step): loss for step, loss in curve.items()},
         "val_loss": curve[max(curve)],
         "trainable_parameters": 7,
@@ -91,3 +92,9 @@ def test_uncompressed_steps_take_the_time_of_dense():
     assert mine.links["thin"].time == 50 * 10.0 + 150 * 1.0
     (alone,) = score([warm], ["thin"], 5.0).standings
     assert alone.links["thin"].time is None and alone.links["thin"].tokens_per_second == 64
+
+
+def test_the_distance_is_that_of_the_same_seeds():
+    dense = entry("dense", learnt({100: 4.0}), learnt({100: 5.0}, seed=1))
+    board = score([dense, entry("one", learnt({100: 4.4})), entry("other", learnt({100: 5.0}, seed=2))], [], None)
+    assert [standing.distance for standing in board.standings] == [0.0, pytest.approx(10.0), None]

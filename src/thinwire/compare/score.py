@@ -90,7 +90,7 @@ class Standing:
     spread: float | None = None
     """Half the range over several seeds."""
     distance: float | None = None
-    """Loss above dense's, in percent."""
+    """Loss above dense's with the same seeds, in percent."""
     forward: float | None = None
     backward: float | None = None
     fewer: float | None = None
@@ -157,7 +157,7 @@ def stand(entry: Entry, links: Sequence[str], target: float | None, reference: S
         parameters=entry.learn[0]["trainable_parameters"] if losses else None,
         loss=loss,
         spread=(max(losses) - min(losses)) / 2 if len(losses) > 1 else None,
-        distance=None if loss is None or reference is None or reference.loss is None else 100 * (loss / reference.loss - 1),
+        distance=distance(entry.learn, dense.learn if dense else ()),
         forward=forward,
         backward=backward,
         fewer=ratio(reference.both if reference else None, both),
@@ -165,6 +165,12 @@ def stand(entry: Entry, links: Sequence[str], target: float | None, reference: S
         links={link: on_link(entry, link, reached, reference, dense) for link in links},
         peak_rss_bytes=max(peaks) if peaks else None,
     )
+
+
+def distance(rows: Sequence[Row], dense: Sequence[Row]) -> float | None:
+    """Return how far the losses lie above dense's with the same seeds, in percent; None where no seed has both."""
+    pairs = [(row["val_loss"], other["val_loss"]) for row in rows for other in dense if row["seed"] == other["seed"]]
+    return 100 * (sum(own for own, _ in pairs) / sum(other for _, other in pairs) - 1) if pairs else None
 
 
 def on_link(entry: Entry, link: str, reached: Reached | None, reference: Standing | None, dense: Entry | None) -> OnLink:
