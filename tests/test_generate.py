@@ -20,7 +20,6 @@ CODECS = {
     "dense": ("--codec.name", "dense"),
     "anchored": ("--codec.name", "anchored", "--codec.ngrams", "2", "--codec.buckets", "64"),
     "threshold": ("--codec.name", "threshold"),
-    "lowrank": ("--codec.name", "lowrank", "--codec.rank", "3"),
 }
 
 
@@ -143,3 +142,9 @@ def test_eval_reads_another_source(runs, capsys, tmp_path):
     (tmp_path / "other.txt").write_text("Whoever reads this has other words. " * 400)
     assert cli.main(["eval", str(runs("subspace")), "--data.source", str(tmp_path / "other.txt"), "--sequences", "4"]) == 0
     assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
+
+
+def test_a_codec_of_whole_sequences_is_refused(config, tmp_path, capsys):
+    train(config, tmp_path / "run", "--codec.name", "lowrank", "--codec.rank", "3", "--train.steps", "1")
+    assert cli.main(["generate", str(tmp_path / "run")]) == 2
+    assert "'lowrank' looks at a whole sequence at once" in capsys.readouterr().err

@@ -41,6 +41,8 @@ MESSAGE_BYTES = 2**26
 """Longest message between supervisor and worker."""
 BEAT_SECONDS = 1.0
 """Time between a worker's signs of life."""
+AWAY_SECONDS = 3.0
+"""A supervisor that looks after its workers less often than this was stopped itself."""
 RESTARTS = 5
 """Workers that may be lost in a row without any progress between."""
 BACKOFF_SECONDS = 0.1
@@ -87,6 +89,7 @@ class Crew:
         self.children: list[Child] = []
         self.best = self.lost = 0
         """The furthest step so far, and the workers lost since."""
+        self.looked_at = time.monotonic()
         self.wish: str | None = None
         """When everyone was asked to stop: `soon`, after the step under way, or `now`."""
 
@@ -121,9 +124,13 @@ class Crew:
 
     def _end_silent(self) -> None:
         """End a worker that gives no sign of life: one that is stopped, or stuck, holds up everyone."""
-        limit = self.config.link.silent_seconds
+        limit, now = self.config.link.silent_seconds, time.monotonic()
+        if now - self.looked_at > AWAY_SECONDS:  # this process itself was stopped: what the workers said meanwhile is still to be read
+            for child in self.children:
+                child.heard_at = now
+        self.looked_at = now
         for child in self.children:
-            if child.running and time.monotonic() - child.heard_at > limit and not child.pipe.poll():
+            if child.running and now - child.heard_at > limit and not child.pipe.poll():
                 child.failure = f"no sign of life for {limit} s"
 
     def _replace_or_raise(self, child: Child) -> None:

@@ -38,6 +38,9 @@ from thinwire.saved import Mode, in_workers, load_here, load_together, read_sett
 from thinwire.seat import Seat
 from thinwire.stop import Stop
 
+CONTEXT_TOKENS = 8
+"""Tokens of the prompt that decide how the first new ones are written."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCommand:
@@ -93,7 +96,7 @@ def main(argv: list[str]) -> None:
         return
     tokenizer = read_tokenizer(command.run, command.tokenizer)
     prompt, order = read_prompt(command, tokenizer, config)
-    text = Text(tokenizer)
+    text = Text(tokenizer, prompt)
     text.close(run(command, config, prompt, order, text))
 
 
@@ -102,7 +105,13 @@ def settings(command: GenerateCommand) -> RunConfig:
     if command.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {command.max_new_tokens}; choose 1 or more")
     mode: Mode = "workers" if command.roster else command.mode
-    return in_workers(read_settings(command.run), mode, command.profile, command.device)
+    config = in_workers(read_settings(command.run), mode, command.profile, command.device)
+    if config.pipeline.stages > 1 and not build_codec(config).by_token:
+        raise ValueError(
+            f"the codec {config.codec.name!r} looks at a whole sequence at once, so text cannot be written token by token through it; "
+            f"export the plain network and let transformers write: thinwire export {command.run} OUT"
+        )
+    return config
 
 
 def read_prompt(command: GenerateCommand, tokenizer: Tokenizer, config: RunConfig) -> tuple[list[int], Order]:
@@ -142,11 +151,14 @@ def run(command: GenerateCommand, config: RunConfig, prompt: list[int], order: O
 class Text:
     """Print tokens as text while they come, and in the end a line about speed and bytes to standard error."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self.tokenizer = tokenizer
         self.stream = DecodeStream(skip_special_tokens=True)
+        # Some tokenizers write a token differently at the beginning of a text.
+        self.before = prompt[-CONTEXT_TOKENS:]
+        self.seen = sum(len(self.stream.step(tokenizer, token) or "") for token in self.before)
+        """Characters that are not to be printed, or were."""
         self.tokens: list[int] = []
-        self.printed = 0
         self.times: list[float] = []
 
     def add(self, token: int) -> None:
@@ -154,12 +166,12 @@ class Text:
         self.tokens.append(token)
         self.times.append(time.perf_counter())
         if piece := self.stream.step(self.tokenizer, token):
-            self.printed += len(piece)
+            self.seen += len(piece)
             print(piece, end="", flush=True)
 
     def close(self, meters: list[Meter]) -> None:
         """Print what is left, a character whose last bytes were not written, and the figures."""
-        print(self.tokenizer.decode(self.tokens)[self.printed :], flush=True)
+        print(self.tokenizer.decode([*self.before, *self.tokens])[self.seen :], flush=True)
         traffic, figures = Traffic(meters), [f"{len(self.tokens)} tokens"]
         if len(self.tokens) > 1:
             figures.append(f"{(len(self.tokens) - 1) / (self.times[-1] - self.times[0]):.1f} tokens/s after the first")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from thinwire.crew import Say, run_crew
+from thinwire.files import write_atomic
 from thinwire.recover import train_stage
 from thinwire.seat import Seat
 from thinwire.settings import TrainCommand
@@ -30,7 +32,11 @@ def launch(command: TrainCommand) -> dict[str, Any]:
                 view.event(stage, message)
 
         arguments = {"run": str(command.run), "resume": command.resume}
-        return run_crew(train, command.config, arguments, show, replacing={"replacing": True})[0]
+        summary = run_crew(train, command.config, arguments, show, replacing={"replacing": True})[0]
+    path = command.run / "summary.json"
+    if summary["val_loss"] is not None and not path.exists():  # stage 0 was lost when only this was left to do
+        write_atomic(path, json.dumps(summary, indent=1).encode())
+    return summary
 
 
 def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:

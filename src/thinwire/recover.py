@@ -9,6 +9,7 @@ run, bit for bit.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from thinwire import checkpoint
 from thinwire.data.open import Data
 from thinwire.link.contract import Contract
 from thinwire.link.errors import Interrupted, LinkError, Stopping
@@ -49,6 +51,10 @@ class Recovery:
     epoch: int = 0
     timing: Outcome | None = None
     data: Data | None = None
+    saver: checkpoint.Saver | None = None
+    """Of the epoch before; it may still be writing."""
+    confirmed: int = -1
+    """Newest step of which all stages are known to have had a checkpoint."""
     step: int = 0
     """Steps committed when the epoch ended."""
     failures: int = 0
@@ -109,6 +115,7 @@ def run_epoch(
     stop: Stop | None,
 ) -> dict[str, Any] | Interrupted:
     """Train until the end, and return the summary, or until a worker is lost, and return why. Nothing of the epoch outlives it."""
+    pipeline: WorkerPipeline | None = None
     trainer: Trainer | None = None
     started_at: int | None = None
     try:
@@ -116,7 +123,16 @@ def run_epoch(
         pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies)
         kept.timing = pipeline.timing
         trainer = Trainer(
-            seat.config, run, pipeline, resume=resume, recovering=kept.recovering, data=kept.data, trackers=trackers, stop=stop
+            seat.config,
+            run,
+            pipeline,
+            resume=resume,
+            recovering=kept.recovering,
+            data=kept.data,
+            earlier=kept.saver,
+            confirmed=kept.confirmed,
+            trackers=trackers,
+            stop=stop,
         )
         kept.data, started_at = trainer.data, trainer.position.step
         remember(run, seat.stage, neighbours.incarnation)
@@ -124,21 +140,25 @@ def run_epoch(
             report({"restored": trainer.position.step, "epoch": kept.epoch})
         return trainer.run()
     except Interrupted as error:
-        if trainer is not None:
-            trainer.saver.close()  # what it has taken is written before anyone votes
-        kept.step = trainer.position.step if trainer else kept.step
-        kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
         neighbours.drop(error)
+        if trainer is not None:
+            kept.step, kept.saver, kept.confirmed = trainer.position.step, trainer.saver, max(kept.confirmed, trainer.confirmed)
+        kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
         return error.with_traceback(None)  # its frames would keep the stage of this epoch alive
     except Stopping as error:
         neighbours.drop(error)
         if trainer is None:
             return {"steps": kept.step, "val_loss": None}
+        timer = threading.Timer(AGREE_SECONDS, neighbours.interrupt)
+        timer.start()
         with suppress(LinkError, TimeoutError):  # the others may be gone already: what is here is whole by itself
             agree(trainer, neighbours, kept.epoch + 1)
+        timer.cancel()
         return trainer.end_early()
     finally:
         close_group()
+        if pipeline is not None:
+            pipeline.release()
 
 
 def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
@@ -146,6 +166,7 @@ def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
 
     A step is committed only when every stage has its gradients of it, so whoever is behind can follow.
     """
+    neighbours.run = f"end of {neighbours.run}"  # whoever still trains is not to be met here
     empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
     links = neighbours.open(trainer.config, {-1: empty, 1: empty}, AGREE_SECONDS)
     mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}

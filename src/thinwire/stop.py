@@ -29,10 +29,10 @@ class Stop:
 
     def wish(self, *, now: bool) -> None:
         """Ask the run to end."""
-        self.asked, first = True, now and not self.now
-        self.now = self.now or now
-        if first and self._abandon is not None:
-            self._abandon()
+        how = self._abandon if now and not self.now else None
+        self.asked, self.now = True, self.now or now
+        if how is not None:
+            how()
 
     @contextmanager
     def abandoning(self, how: Callable[[], None]) -> Iterator[None]:

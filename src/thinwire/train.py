@@ -78,12 +78,15 @@ class Trainer:
         resume: bool = False,
         recovering: bool = False,
         data: Data | None = None,
+        earlier: checkpoint.Saver | None = None,
+        confirmed: int = -1,
         trackers: Sequence[Tracker] = (),
         stop: Stop | None = None,
     ) -> None:
         """Get everything ready; `trackers` are shown each step, beside the metrics file, and closed by whoever made them.
 
         `recovering` goes on from the newest checkpoint that all stages have, or from the beginning; `data` need not be opened again then.
+        `earlier` may still be writing; `confirmed` is a step of which all stages are known to have had a checkpoint.
         """
         self.config, self.folder, self.pipeline, self.trackers = config, folder, pipeline, trackers
         if config.train.threads:
@@ -99,10 +102,14 @@ class Trainer:
         self.stop = stop or Stop()
         self.ready = False
         """Whether all gradients of the step under way are there."""
+        self.torn = False
+        """Whether the weights are those of a step that is only partly committed: basis or shared parameters are still to follow."""
         self.outcome: Outcome | None = None
         """Outcome of the last step that was committed."""
         self.saver = checkpoint.Saver(folder, [stage.plan.index for stage in pipeline.stages], self.facts)
-        self.confirmed = self.offered = -1
+        self.confirmed, self.offered = confirmed, -1
+        if earlier is not None:
+            earlier.close()  # what it has taken is on the disk before anyone votes
         self.problem: str | None = None
         self._restore(resume, recovering, about["resume"])
         self.started_at = self.position
@@ -113,18 +120,23 @@ class Trainer:
         """Vote with all stages for the newest checkpoint that each of them, or a neighbour for it, has; load it."""
         # After a loss a damaged one is passed over; where a person asks for it, it is refused by name.
         mine = checkpoint.available(self.folder, [stage.plan for stage in self.pipeline.stages], verify=recovering)
-        votes = self.pipeline.gather_values({"steps": mine, "copies": self.pipeline.held_copies(), "recovering": recovering})
+        votes = self.pipeline.gather_values(
+            {"steps": mine, "copies": self.pipeline.held_copies(), "recovering": recovering, "confirmed": self.confirmed}
+        )
         anyone = any(vote["recovering"] for vote in votes)
         if first_resumes != resume and not anyone:
             here, there = ("with", "without") if resume else ("without", "with")
             raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
         copies = [[name for vote in votes for name in vote["copies"].get(str(index), [])] for index in range(len(votes))]
         lists = [{*vote["steps"], *held} for vote, held in zip(votes, copies, strict=True)]
-        if not (resume or anyone) or (anyone and not set.intersection(*lists)):
-            return  # a new run; or nobody had written anything yet, and all begin again
+        unwritten = max(vote["confirmed"] for vote in votes) < 0 and not all(lists)
+        if not (resume or anyone) or (anyone and not resume and unwritten):
+            return  # a new run; or one of which no checkpoint was whole yet, and all begin again
         newest = checkpoint.common(self.folder, lists, self.pipeline.stages[0].plan.count)
         self.pipeline.fetch_copies(newest.name, votes)
         self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts)
+        self.confirmed = max(self.confirmed, self.position.step)
+        self.pipeline.offer(newest.name)
         if self.position.step >= self.config.train.steps and not anyone:
             raise ValueError(f"{self.folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
 
@@ -185,11 +197,11 @@ class Trainer:
                 squared = optimizer.squared_norm() + squared
             stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
             self.ready = True
-            newest = self.saver.newest
-            outcome = self.pipeline.settle(Outcome(step, loss, squared, stop, saved=-1 if newest is None else newest))
+            outcome = self.pipeline.settle(Outcome(step, loss, squared, stop, saved=self.saver.written))
         self._refuse_divergence(outcome)
         self.ready, self.outcome = False, outcome
-        self.keep(outcome.saved)
+        self.keep(max(outcome.saved, default=-1))
+        self.torn = True
         self._update(outcome)
         if self.pipeline.codec.moves_after(step):
             self._move_basis()
@@ -198,6 +210,7 @@ class Trainer:
         if self.position == self.started_at:
             self.first_step_seconds = seconds
         self.position = replace(self.position, step=step + 1, seconds=self.position.seconds + seconds)
+        self.torn = False
         assert outcome.loss is not None
         values = {"loss": outcome.loss, "gradient_norm": outcome.norm, "rate": train.rate * rate_factor(step, train)}
         return values | self._meters(seconds), outcome.stop
@@ -210,14 +223,15 @@ class Trainer:
     def catch_up(self, outcome: Outcome) -> None:
         """Apply a step that others have committed and that this stage has its gradients of, where that needs no word from anyone."""
         codec, step = self.pipeline.codec, self.position.step
-        if self.ready and outcome.step == step and not codec.moves_after(step) and not codec.shares_after(step):
+        if self.ready and not self.torn and outcome.step == step and not codec.moves_after(step) and not codec.shares_after(step):
             self._update(outcome)
             self.ready, self.position = False, replace(self.position, step=step + 1)
 
     def end_early(self) -> dict:
         """Write the last committed step; return a summary without figures that would take time."""
-        self.save()
-        self.saver.flush()
+        if not self.torn:  # otherwise the last checkpoint stands
+            self.save()
+            self.saver.flush()
         return {"steps": self.position.step, "val_loss": None}
 
     def _refuse_divergence(self, outcome: Outcome) -> None:

@@ -43,6 +43,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._last_thread: threading.Thread | None = None
         self._newest: int | None = None
+        self._written: list[int] = []
         self._problem: str | None = None
         self._before = ""
         self._closed = False
@@ -52,6 +53,12 @@ class Saver:
         """Return the newest step that this saver has brought to the disk; None before the first."""
         with self._state:
             return self._newest
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Return the steps that this saver has brought to the disk and not deleted again, oldest first."""
+        with self._state:
+            return tuple(self._written)
 
     @property
     def problem(self) -> str | None:
@@ -82,6 +89,8 @@ class Saver:
         """Note that every worker has a checkpoint of this step or a newer one on its disk: delete this process's older parts."""
         if self.newest is None or self.newest < step:
             return  # not even ours is there: nothing is safe to delete
+        with self._state:
+            self._written = [each for each in self._written if each >= step]
         with suppress(OSError):  # what stays too long does no harm; a disk that fails shows when the next one is written
             prune(self.run, self.indices, self.place(step))
 
@@ -113,6 +122,7 @@ class Saver:
                 self._problem = problem
                 if problem is None:
                     self._newest = snapshot.position.step
+                    self._written = [*(step for step in self._written if step != self._newest), self._newest]
             if self._alone and problem is None:
                 self.confirm(snapshot.position.step)
             snapshot = None  # let the memory go before the next one is waited for

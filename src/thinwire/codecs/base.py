@@ -157,6 +157,8 @@ class Codec:
     """Payload tensors that hold positions, masks or factors without a gradient: a codec chained behind leaves them as they are."""
     depends_on_microbatch = False
     """Whether what is sent of a sample depends on the others of its microbatch."""
+    by_token = True
+    """Whether a token's payload depends on that token alone, so that text can be written token by token."""
     owns_bits = False
     """Whether `bits` is this codec's own affair; otherwise `quantize` is chained behind it where bits are given."""
 

@@ -65,6 +65,7 @@ class Chain(Codec):
             for place in ([Place(slot, None)] if slot in first.integer_slots else [Place(slot, part) for part in range(parts)])
         )
         self.integer_slots = frozenset(slot for slot, place in enumerate(self.places) if place.second is None)
+        self.by_token = first.by_token and second.by_token
 
     @property
     def width(self) -> int:

@@ -82,6 +82,7 @@ class LowRank(Codec):
     Options = LowRankOptions
     options: LowRankOptions
     integer_slots = frozenset({BASIS})
+    by_token = False
 
     def __init__(self, options: LowRankOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)

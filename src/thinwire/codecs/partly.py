@@ -58,6 +58,7 @@ class WarmUp(Codec):
         super().__init__(inner.options, inner.model, seed=inner.seed, compute=inner.compute)
         self.inner, self.steps = inner, steps
         self.integer_slots = frozenset(slot + 1 for slot in inner.integer_slots)
+        self.by_token = inner.by_token
 
     def shares_after(self, step: int) -> bool:
         return self.inner.shares_after(step)

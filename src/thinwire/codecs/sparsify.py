@@ -112,6 +112,7 @@ class TopK(Codec):
 
     def __init__(self, options: SparseOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)
+        self.by_token = options.per == "token"
         check_density(options.density)
 
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
@@ -199,6 +200,7 @@ class RandomK(Codec):
 
     Options = SparseOptions
     options: SparseOptions
+    by_token = False  # positions are drawn for a whole sample
 
     def __init__(self, options: SparseOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)

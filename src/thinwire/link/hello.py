@@ -140,7 +140,9 @@ def judge(mine: Hello, theirs: Hello, peer: Place, incarnation: int | None, *, h
     if found:
         raise LinkError(f"{Place(mine.replica, mine.stage)} and {peer} do not fit together: {'; '.join(found)}")
     if incarnation is not None and theirs.incarnation < incarnation:
-        raise Replaced(f"{REPLACED}a newer process has taken the place of this one at {peer}; end this one")
+        raise Replaced(
+            f"{REPLACED}a newer process has taken the place of this one at {peer}; end this one, or, if it is the newer, set the clock"
+        )
     if theirs.epoch < mine.epoch:
         raise PeerBehind(f"the peer is still in epoch {theirs.epoch}, this end in {mine.epoch}")
     if theirs.epoch > mine.epoch:

@@ -114,9 +114,12 @@ def decode_outcome(message: dict[str, Any]) -> Outcome:
     names = {field.name for field in fields(Outcome)}
     if message.keys() != names:
         raise ProtocolError("outcome", sorted(message), sorted(names))
-    numbers = {name: value for name, value in message.items() if name not in ("stop", "loss")}
+    numbers = {name: value for name, value in message.items() if name not in ("stop", "loss", "saved")}
     if type(message["stop"]) is not bool or any(type(value) not in (int, float) for value in numbers.values()):
         raise ProtocolError("outcome", message, "numbers and a stop wish")
     if message["loss"] is not None and type(message["loss"]) not in (int, float):
         raise ProtocolError("loss", message["loss"], "a number or null")
-    return Outcome(**message)
+    saved = message["saved"]
+    if not isinstance(saved, list) or any(type(step) is not int for step in saved):
+        raise ProtocolError("saved", saved, "a list of steps")
+    return Outcome(**message | {"saved": tuple(saved)})

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import struct
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
 
+LOG = logging.getLogger("thinwire.copies")
 PIECE = struct.Struct("<HBBQQ")
 """Stage, ending, length of the checkpoint's name, offset of the piece, length of the file; the name and the bytes follow."""
 ENDINGS = (".safetensors", ".json")
@@ -42,12 +44,13 @@ class Copies:
         self.folder, self.own, self.stage = run / "copies", run / "checkpoints", stage
         self.links = {stage + side: link for side, link in ((-1, left), (1, right)) if link is not None}
         self.keeper = right or left
-        self.arrived = threading.Condition()
+        self.changed = threading.Condition()
         self.back: set[str] = set()
         """This stage's own checkpoints that came back."""
         self.wanted: str | None = None
-        self.ended = False
-        self.threads = [threading.Thread(target=self._take, args=(link,), daemon=True) for link in self.links.values()]
+        self.ended: str | None = None
+        """Why nothing comes or goes any more."""
+        self.threads = [threading.Thread(target=self._take, args=item, daemon=True) for item in self.links.items()]
         if self.keeper is not None:
             self.threads.append(threading.Thread(target=self._offer, daemon=True))
         for thread in self.threads:
@@ -55,95 +58,110 @@ class Copies:
 
     def offer(self, name: str) -> None:
         """Send a checkpoint to the keeper when there is time; a newer one goes instead of one that waits."""
-        with self.arrived:
+        with self.changed:
             self.wanted = name
-            self.arrived.notify_all()
+            self.changed.notify_all()
 
-    def held(self) -> dict[int, list[str]]:
-        """List the checkpoints of which the copies are whole, by stage."""
-        found: dict[int, list[str]] = {}
-        for path in sorted(self.folder.glob("step-*/stage-*.json")):
-            found.setdefault(int(path.stem.removeprefix("stage-")), []).append(path.parent.name)
-        return found
+    def held(self) -> dict[str, list[str]]:
+        """List the checkpoints of which the copies are whole, by the number of the neighbour's stage, as JSON has its keys."""
+        return {str(stage): [path.parent.name for path in self._manifests(stage) if self._is_whole(path)] for stage in self.links}
 
     def confirm(self, step: int) -> None:
-        """Delete the copies of older steps: every worker has a checkpoint of this one or a newer one."""
-        for manifest in self.folder.glob("step-*/stage-*.json"):
-            if step_of(manifest.parent.name) < step:
-                manifest.unlink()
-                manifest.with_suffix(".safetensors").unlink(missing_ok=True)
-                with suppress(OSError):  # another stage's copy is still there
-                    manifest.parent.rmdir()
+        """Note that every worker has a checkpoint of this step: delete copies that are older than the newest one up to it."""
+        for stage in self.links:
+            older = sorted(each for path in self._manifests(stage) if (each := step_of(path.parent.name)) <= step)
+            for folder in self.folder.glob("step-*"):
+                if older and step_of(folder.name) < older[-1]:
+                    with suppress(OSError):  # what stays too long does no harm
+                        for path in sorted(folder.glob(f"stage-{stage}.*")):  # the manifest before the tensors it vouches for
+                            path.unlink()
+                        folder.rmdir()
 
     def give_back(self, stage: int, name: str) -> None:
         """Send a neighbour its own checkpoint."""
-        self._send(self.links[stage], stage, self._folder(stage, name))
+        self._send(self.links[stage], stage, self.folder / name)
 
-    def wait_for(self, name: str, timeout: float) -> None:
+    def wait_for(self, name: str) -> None:
         """Wait until this stage's own checkpoint has come back."""
-        with self.arrived:
-            if not self.arrived.wait_for(lambda: name in self.back or self.ended, timeout) or name not in self.back:
-                raise LinkError(f"the neighbour's copy of {name} did not arrive in {timeout} s; start the worker again")
+        with self.changed:
+            self.changed.wait_for(lambda: name in self.back or self.ended is not None)
+            if name not in self.back:
+                raise LinkError(f"the neighbour's copy of {name} did not arrive: {self.ended}; start the worker again")
 
     def close(self) -> None:
-        """End once the links have: their threads wait for them."""
-        with self.arrived:
-            self.ended = True
-            self.arrived.notify_all()
+        """End the threads; the links have ended already."""
+        self._end("this worker has ended")
+        for thread in self.threads:
+            thread.join()
 
-    def _folder(self, stage: int, name: str) -> Path:
-        return (self.own if stage == self.stage else self.folder) / name
+    def _end(self, why: str) -> None:
+        with self.changed:
+            self.ended = self.ended or why
+            self.changed.notify_all()
+
+    def _manifests(self, stage: int) -> list[Path]:
+        return [path for path in self.folder.glob(f"step-*/stage-{stage}.json") if NAME.fullmatch(path.parent.name)]
 
     def _offer(self) -> None:
+        """Send what is offered, one checkpoint after the other."""
+        assert self.keeper is not None
         while True:
-            with self.arrived:
-                self.arrived.wait_for(lambda: self.wanted is not None or self.ended)
-                if self.ended:
+            with self.changed:
+                self.changed.wait_for(lambda: self.wanted is not None or self.ended is not None)
+                if self.wanted is None or self.ended is not None:
                     return
                 name, self.wanted = self.wanted, None
-            assert name is not None and self.keeper is not None
             try:
-                self._send(self.keeper, self.stage, self._folder(self.stage, name))
-            except FileNotFoundError:
-                continue  # a newer one has taken its place
+                self._send(self.keeper, self.stage, self.own / name)
             except LinkError:
                 return
+            except OSError as error:  # it was deleted, because a newer one is whole everywhere; or the disk fails, which the saver tells
+                LOG.info("no copy of %s was sent: %s", name, error)
 
     @staticmethod
     def _send(link: Link, stage: int, folder: Path) -> None:
-        """Send both files of a checkpoint, the manifest last."""
+        """Send both files of a checkpoint, the manifest last; both are opened first, so that a deletion does not leave half a copy."""
         name = folder.name.encode()
-        for number, ending in enumerate(ENDINGS):
-            with (folder / f"stage-{stage}{ending}").open("rb") as file:
-                total = os.fstat(file.fileno()).st_size
-                offset = 0
+        with ExitStack() as stack:
+            files = [stack.enter_context((folder / f"stage-{stage}{ending}").open("rb")) for ending in ENDINGS]
+            for number, file in enumerate(files):
+                total, offset = os.fstat(file.fileno()).st_size, 0
                 while data := file.read(PIECE_BYTES):
                     head = PIECE.pack(stage, number, len(name), offset, total) + name
                     link.send(Frame.make(Kind.SNAPSHOT, head + data, channel=Channel.BULK, epoch=link.epoch))
                     offset += len(data)
 
-    def _take(self, link: Link) -> None:
+    def _take(self, neighbour: int, link: Link) -> None:
         """Write the pieces that come over a link."""
+        why = "its link has ended"
         try:
             while True:
                 frame = link.receive(Channel.BULK)
                 if frame.header.kind is Kind.SNAPSHOT:
-                    self._write(bytes(frame.payload))
+                    self._write(neighbour, bytes(frame.payload))
         except ProtocolError as error:
-            link.abort(str(error))
+            why = str(error)
+            link.abort(why)
         except LinkError:
-            self.close()
+            pass
+        except (OSError, ValueError) as error:  # a disk that fails here must not hold up the neighbour for ever
+            why = f"it cannot be written ({error})"
+            link.abort(f"copies of checkpoints cannot be kept: {error}")
+        finally:
+            self._end(why)
 
-    def _write(self, piece: bytes) -> None:
+    def _write(self, neighbour: int, piece: bytes) -> None:
         """Put a piece in its place, refusing any that is not the next one of a file that may come."""
         if len(piece) < PIECE.size:
             raise ProtocolError("SNAPSHOT", len(piece), f"at least {PIECE.size} bytes")
         stage, number, length, offset, total = PIECE.unpack_from(piece)
         name = piece[PIECE.size : PIECE.size + length].decode("ascii", "replace")
-        known = stage in (*self.links, self.stage) and number < len(ENDINGS) and NAME.fullmatch(name)
+        known = stage in (neighbour, self.stage) and number < len(ENDINGS) and NAME.fullmatch(name)
         if not known or not 0 < total <= LARGEST[number]:
-            raise ProtocolError("SNAPSHOT", (stage, name, number, total), "a file of a neighbour's checkpoint or of this stage's")
-        folder, data = self._folder(stage, name), memoryview(piece)[PIECE.size + length :]
+            raise ProtocolError("SNAPSHOT", (stage, name, number, total), "a file of the neighbour's checkpoint or of this stage's")
+        folder, data = (self.own if stage == self.stage else self.folder) / name, memoryview(piece)[PIECE.size + length :]
+        if stage == self.stage and (folder / f"stage-{stage}.json").exists():
+            raise ProtocolError("SNAPSHOT", name, "a checkpoint that is not here")
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"stage-{stage}{ENDINGS[number]}.copy").open("r+b" if offset else "wb") as file:
             if os.fstat(file.fileno()).st_size != offset or offset + len(data) > total:
@@ -160,12 +178,20 @@ class Copies:
     def _complete(self, folder: Path, stage: int) -> None:
         """Put both files in place if the tensors are what the manifest says."""
         tensors, manifest = (folder / f"stage-{stage}{ending}.copy" for ending in ENDINGS)
-        with tensors.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != json.loads(manifest.read_text()).get("sha256"):
-                raise ProtocolError("SNAPSHOT", "another sha256", "that of its manifest")
+        if not self._is_whole(manifest, tensors):
+            raise ProtocolError("SNAPSHOT", "another sha256", "that of its manifest")
         for path in (tensors, manifest):
             path.replace(path.with_suffix(""))
         if stage == self.stage:
-            with self.arrived:
+            with self.changed:
                 self.back.add(folder.name)
-                self.arrived.notify_all()
+                self.changed.notify_all()
+
+    @staticmethod
+    def _is_whole(manifest: Path, tensors: Path | None = None) -> bool:
+        """Tell whether the tensors are those that a manifest vouches for."""
+        try:
+            with (tensors or manifest.with_suffix(".safetensors")).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == json.loads(manifest.read_text())["sha256"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False

@@ -20,8 +20,8 @@ class Outcome:
     delay_seconds: float = 0.0
     """Longest one-way time of a payload on any link: latency and transmission."""
 
-    saved: int = -1
-    """Newest step of which every stage has a checkpoint on its disk; -1: none."""
+    saved: tuple[int, ...] = ()
+    """Steps of which this stage, or every one of them, has a checkpoint on its disk."""
 
     def plus(self, downstream: Outcome) -> Outcome:
         """Add what the stages behind this one have said. The order of the sum is fixed: from the last stage to the first."""
@@ -35,7 +35,7 @@ class Outcome:
             self.stop or downstream.stop,
             max(self.turn_seconds, downstream.turn_seconds),
             max(self.delay_seconds, downstream.delay_seconds),
-            min(self.saved, downstream.saved),
+            tuple(step for step in self.saved if step in downstream.saved),
         )
 
     @property

@@ -84,7 +84,7 @@ class Pipeline:
         """Return one value of every process."""
         return [own]
 
-    def held_copies(self) -> dict[int, list[str]]:
+    def held_copies(self) -> dict[str, list[str]]:
         """List the neighbours' checkpoints that are kept here: there are none."""
         return {}
 

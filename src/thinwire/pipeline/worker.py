@@ -15,7 +15,7 @@ from thinwire.link.link import Link
 from thinwire.link.probe import probe
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stage
-from thinwire.pipeline.backend import boundary_contract, boundary_port, close_group, open_group
+from thinwire.pipeline.backend import boundary_contract, boundary_port, open_group
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.copies import Copies
 from thinwire.pipeline.engine import Engine
@@ -30,8 +30,6 @@ START, EVALUATION = -2, -1
 UNKNOWN = Outcome(START, None, 0.0)
 """The timing of one that takes part in a later epoch for the first time: it relies on those who have measured."""
 PROBE_BYTES = 64 * 2**10
-FETCH_SECONDS = 24 * 3600.0
-"""Longest time to wait for one's checkpoint from a neighbour; a link that fails ends it sooner."""
 
 
 class WorkerPipeline:
@@ -177,7 +175,7 @@ class WorkerPipeline:
     def gather_values(self, own: Any) -> list[Any]:
         return [part["value"] for part in self.control.gather({"value": own})]
 
-    def held_copies(self) -> dict[int, list[str]]:
+    def held_copies(self) -> dict[str, list[str]]:
         return self.copies.held() if self.copies else {}
 
     def fetch_copies(self, name: str, votes: Sequence[dict[str, Any]]) -> None:
@@ -191,7 +189,7 @@ class WorkerPipeline:
             if self.copies and index == keeper:
                 self.copies.give_back(stage, name)
             if self.copies and index == stage:
-                self.copies.wait_for(name, FETCH_SECONDS)
+                self.copies.wait_for(name)
 
     def offer(self, name: str) -> None:
         if self.copies:
@@ -242,10 +240,11 @@ class WorkerPipeline:
         data = self.control.receive_tensor(link)
         return from_raw_bytes(data, TensorSpec.raw(tuple(tensor.shape), tensor.dtype)).to(tensor.device)
 
-    def close(self) -> None:
-        """Say goodbye to the neighbours."""
-        close_group()
-        self.neighbours.close()
+    def release(self) -> None:
+        """Let go of everything when the links have ended: torch keeps the group for longer, and the group must not keep the stage."""
+        if self.copies:
+            self.copies.close()
+        self.engine.group.ports.clear()  # type: ignore[attr-defined]
 
 
 def _filled(batch_BT1: Tensor, size: int) -> Tensor:
