@@ -27,7 +27,7 @@ from typing import Any
 
 from thinwire.config import RunConfig
 from thinwire.configfile import from_toml, to_toml
-from thinwire.link.errors import LinkError
+from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
 from thinwire.link.tls import load_identity, make_identity
 from thinwire.seat import Seat
@@ -87,6 +87,7 @@ class Crew:
         self.hear_of, self.replacing = hear_of, replacing
         self.context = forkserver()
         self.children: list[Child] = []
+        self.incarnation = time.time_ns() // 1000
         self.best = self.lost = 0
         """The furthest step so far, and the workers lost since."""
         self.looked_at = time.monotonic()
@@ -96,7 +97,9 @@ class Crew:
     def start(self, stage: int, more: dict[str, Any] | None = None) -> Child:
         """Start the worker of a stage."""
         ours, theirs = self.context.Pipe()
-        given = (theirs, self.task, to_toml(self.config), json.dumps(self.arguments | (more or {})), str(self.folder), stage)
+        self.incarnation += 1  # it grows even if the clock goes back
+        arguments = json.dumps(self.arguments | (more or {}))
+        given = (theirs, self.task, to_toml(self.config), arguments, str(self.folder), stage, self.incarnation)
         process = self.context.Process(target=work, args=given, name=f"thinwire-stage-{stage}", daemon=True)
         process.start()
         theirs.close()
@@ -210,7 +213,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, stage: int) -> None:
+def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, stage: int, incarnation: int) -> None:
     """Be the worker of a stage: do the task, then report its result or what went wrong."""
     # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -221,13 +224,17 @@ def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: s
     folder = Path(scratch)
     try:
         identity, roster = load_identity(folder / f"stage-{stage}"), read_roster(folder / "roster.toml")
-        seat = Seat(config=from_toml(settings), roster=roster, identity=identity, stage=stage)
+        seat = Seat(config=from_toml(settings), roster=roster, identity=identity, stage=stage, incarnation=incarnation)
         voice.say({"result": task(seat, voice.say, stop, **json.loads(arguments))})
     except ValueError as error:
         voice.say({"refused": str(error)})
         sys.exit(1)
-    except BaseException as error:
-        voice.say({"failed": traceback.format_exc(), "lost_link": isinstance(error, LinkError)})
+    except LinkError as error:
+        cause = isinstance(error, ProtocolError)  # found here; other link errors have their cause elsewhere
+        voice.say({"refused" if cause else "failed": str(error), "lost_link": not cause})
+        sys.exit(1)
+    except BaseException:
+        voice.say({"failed": traceback.format_exc()})
         sys.exit(1)
 
 

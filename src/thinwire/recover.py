@@ -122,6 +122,8 @@ def run_epoch(
         device = choose_device(seat.config.device)
         pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies)
         kept.timing = pipeline.timing
+        if kept.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
+            remember(run, seat.stage, neighbours.incarnation)
         trainer = Trainer(
             seat.config,
             run,
@@ -140,13 +142,13 @@ def run_epoch(
             report({"restored": trainer.position.step, "epoch": kept.epoch})
         return trainer.run()
     except Interrupted as error:
-        neighbours.drop(error)
+        let_go(neighbours, pipeline, error)
         if trainer is not None:
             kept.step, kept.saver, kept.confirmed = trainer.position.step, trainer.saver, max(kept.confirmed, trainer.confirmed)
         kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
         return error.with_traceback(None)  # its frames would keep the stage of this epoch alive
     except Stopping as error:
-        neighbours.drop(error)
+        let_go(neighbours, pipeline, error)
         if trainer is None:
             return {"steps": kept.step, "val_loss": None}
         timer = threading.Timer(AGREE_SECONDS, neighbours.interrupt)
@@ -157,8 +159,13 @@ def run_epoch(
         return trainer.end_early()
     finally:
         close_group()
-        if pipeline is not None:
-            pipeline.release()
+
+
+def let_go(neighbours: Neighbours, pipeline: WorkerPipeline | None, reason: LinkError) -> None:
+    """End the links of an epoch, and what waits for them."""
+    neighbours.drop(reason)
+    if pipeline is not None:
+        pipeline.release()
 
 
 def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:

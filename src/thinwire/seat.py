@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ class Seat:
     stage: int
     listen: str | None = None
     """Address to listen on if it is not the roster's."""
+    incarnation: int | None = None
+    """The number of this process that a supervisor gave it; unset: from the clock."""
 
     def neighbours(self, purpose: str, folder: Path | None = None) -> Neighbours:
         """Return the links to make, checked; workers that sit together for another purpose refuse each other.
@@ -39,7 +42,9 @@ class Seat:
                 "use the keys it was made with, or write the roster again with this certificate"
             )
         run = f"{purpose}-{run_name(self.roster)}"
-        return Neighbours(self.roster, self.identity, place, run, incarnation=incarnation(folder, self.stage), listen=self.listen)
+        return Neighbours(
+            self.roster, self.identity, place, run, incarnation=self.incarnation or incarnation(folder, self.stage), listen=self.listen
+        )
 
 
 def run_name(roster: Roster) -> str:
@@ -59,8 +64,9 @@ def incarnation(folder: Path | None, stage: int) -> int:
 def remember(folder: Path, stage: int, number: int) -> None:
     """Keep a worker's incarnation with its checkpoints."""
     path = incarnation_file(folder, stage)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, str(number).encode())
+    with suppress(OSError):  # a full disk: the clock alone makes the next number larger
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, str(number).encode())
 
 
 def incarnation_file(folder: Path, stage: int) -> Path:

@@ -55,10 +55,16 @@ class JsonLines(Tracker):
         if resumed is not None and path.exists():
             drop_after(path, resumed)
         self.file = path.open("a", encoding="utf-8")
+        self.failed = False
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.file.write(json.dumps(plain({"step": step, **values}), allow_nan=False) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(plain({"step": step, **values}), allow_nan=False) + "\n")
+            self.file.flush()
+        except OSError as error:  # a full disk: the training is worth more than its figures
+            if not self.failed:
+                print(f"thinwire: warning: {self.file.name} cannot be written ({error.strerror}); training goes on", file=sys.stderr)
+            self.failed = True
 
     def close(self) -> None:
         self.file.close()

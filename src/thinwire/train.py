@@ -149,9 +149,13 @@ class Trainer:
 
     def _write_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.folder / CONFIG_FILE, to_toml(self.config).encode())
+        files = {CONFIG_FILE: to_toml(self.config)}
         if self.data is not None and self.data.tokenizer_json is not None:
-            write_atomic(self.folder / TOKENIZER_FILE, self.data.tokenizer_json.encode())
+            files[TOKENIZER_FILE] = self.data.tokenizer_json
+        for name, text in files.items():
+            path = self.folder / name
+            if not path.is_file() or path.read_bytes() != text.encode():  # a full disk is no reason to fail where nothing changes
+                write_atomic(path, text.encode())
 
     def _metrics(self) -> JsonLines:
         """Open this process's metrics file."""

@@ -55,9 +55,6 @@ def test_a_killed_stage_is_started_again_by_hand(settings, alone, tmp_path, stag
     assert_same(homes[0], alone)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="hello.judge on the old end sees only that the peer has another state; it raises its epoch and waits in vain"
-)
 def test_the_place_of_a_frozen_stage_is_taken(settings, alone, tmp_path):
     """The frozen process wakes up after another has taken its place: it ends and says so, and there is no double stage."""
     homes = homes_of(tmp_path)
@@ -79,7 +76,6 @@ def test_the_place_of_a_frozen_stage_is_taken(settings, alone, tmp_path):
     assert_same(homes[0], alone)
 
 
-@pytest.mark.xfail(strict=True, reason="neighbours._pass_on tells the other neighbour that it was replaced, which is not so")
 def test_only_the_old_process_is_told_that_it_was_replaced(identities):
     """A stage in the middle learns on one side that it was replaced: whoever is on its other side is not."""
     neighbours = Neighbours(local_roster(identities, 3), identities[1], Place(0, 1), "test")

@@ -33,7 +33,6 @@ def test_the_number_of_a_process_grows_though_the_clock_goes_back(tmp_path, monk
 
 
 @pytest.mark.full
-@pytest.mark.xfail(strict=True, reason="recover.run_epoch remembers the number after the vote, neighbours meet it before")
 def test_a_process_that_was_lost_while_it_started_has_left_its_number(settings, quiet, tmp_path):
     """Its neighbours have met it already: a successor with a smaller number would be taken for an older process and turned away."""
     assert run_with(settings, tmp_path, [Fault(2, "restore", 1, "clock kill", -HOUR)])[0] == quiet()

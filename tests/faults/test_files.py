@@ -51,7 +51,6 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 
 @pytest.mark.full
-@pytest.mark.xfail(strict=True, reason="metrics (track.JsonLines) and config.toml (train._write_folder) raise on a full disk")
 def test_a_disk_that_is_full_for_a_while(settings, quiet, small_disk, tmp_path):
     """Really full, for everything that the run writes, from step 5 to step 30; metrics need more than the page they have."""
     faults = [Fault(0, "forward", 9, "fill"), Fault(0, "forward", 61, "empty")]

@@ -15,6 +15,9 @@ from thinwire.link.profile import LinkProfile
 LOOKAHEAD_SECONDS = 0.005
 """Work is taken this much before the line is free, so that a late wake-up leaves no gap; a more urgent frame waits as much longer."""
 
+PIECE_SECONDS = 0.1
+"""A piece that occupies the line for longer arrives bit by bit."""
+
 
 class Wire:
     """Carry pieces of bytes with a rate and a delay."""
@@ -55,6 +58,12 @@ class Wire:
         """Take a piece that starts `frames` frames; return when it arrives."""
         # protocol_nanogpt's rule: each frame holds the line for its latency as well
         held = frames * self.delay if self.latency_occupies else 0.0
+        size = max(1, len(data) if self.line.rate is None else int(self.line.rate * PIECE_SECONDS))
+        for start in range(0, len(data) - size, size):  # the far end sees bytes while a long piece is on its way
+            self._carry(data[start : start + size], now, 0.0)
+        return self._carry(data[(len(data) - 1) // size * size :], now, held)
+
+    def _carry(self, data: bytes, now: float, held: float) -> float:
         left = self.line.take(len(data), now, held)
         travel = (0.0 if self.latency_occupies else self.delay) + (self._random.uniform(0.0, self.jitter) if self.jitter else 0.0)
         arrival = max(left + travel, self._last_arrival)

@@ -21,6 +21,10 @@ class PeerBehind(Exception):
     """The peer is in an earlier epoch: wait for it."""
 
 
+class PeerReplaced(Exception):
+    """The peer is an older process of its place than one that was met before: tell it, and wait for the newer one."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """What one worker says about itself and the run."""
@@ -46,6 +50,8 @@ class Hello:
     epoch: int
     incarnation: int
     credit: tuple[int, int]
+    met: int
+    """The newest incarnation of the other end that this one ever met; 0: none."""
     received: int
     """Sequence number of the last part received."""
     consumed: tuple[tuple[int, int], ...]
@@ -55,7 +61,7 @@ class Hello:
         return json.dumps(asdict(self)).encode()
 
 
-def make_hello(terms: Terms, epoch: int, options: LinkOptions, received: int, consumed: tuple[tuple[int, int], ...]) -> Hello:
+def make_hello(terms: Terms, epoch: int, options: LinkOptions, received: int, consumed: tuple[tuple[int, int], ...], met: int = 0) -> Hello:
     """Describe this end."""
     config = json.loads(json.dumps(dict(terms.config)))
     return Hello(
@@ -68,6 +74,7 @@ def make_hello(terms: Terms, epoch: int, options: LinkOptions, received: int, co
         epoch=epoch,
         incarnation=terms.incarnation,
         credit=(options.credit_frames, options.credit_bytes),
+        met=met,
         received=received,
         consumed=consumed,
     )
@@ -88,7 +95,7 @@ def decode_hello(data: bytes | bytearray | memoryview) -> Hello:
     if not isinstance(content, dict) or set(content) != names:
         found = sorted(content) if isinstance(content, dict) else type(content).__name__
         raise ProtocolError("HELLO", found, f"the fields {sorted(names)}")
-    for name in ("protocol", "replica", "stage", "epoch", "incarnation", "received"):
+    for name in ("protocol", "replica", "stage", "epoch", "incarnation", "met", "received"):
         if not _is_count(content[name]):
             raise ProtocolError(f"HELLO.{name}", repr(content[name])[:80], "a number from 0")
     for name, kind in (("run", str), ("config_hash", str), ("config", dict)):
@@ -140,9 +147,11 @@ def judge(mine: Hello, theirs: Hello, peer: Place, incarnation: int | None, *, h
     if found:
         raise LinkError(f"{Place(mine.replica, mine.stage)} and {peer} do not fit together: {'; '.join(found)}")
     if incarnation is not None and theirs.incarnation < incarnation:
-        raise Replaced(
+        raise PeerReplaced(
             f"{REPLACED}a newer process has taken the place of this one at {peer}; end this one, or, if it is the newer, set the clock"
         )
+    if theirs.met > mine.incarnation:
+        raise Replaced(f"a newer process has taken the place of this one, says {peer}; end this one, or, if it is the newer, set the clock")
     if theirs.epoch < mine.epoch:
         raise PeerBehind(f"the peer is still in epoch {theirs.epoch}, this end in {mine.epoch}")
     if theirs.epoch > mine.epoch:

@@ -24,7 +24,7 @@ from thinwire.link.emulate import Wire
 from thinwire.link.errors import Interrupted, LinkClosed, LinkError, ProtocolError, Replaced, aborted, refused
 from thinwire.link.frame import HEADER_BYTES, UNSEQUENCED, Frame, Header, Kind, Parser, encode
 from thinwire.link.heartbeat import TOKEN, Heartbeat, read_token
-from thinwire.link.hello import Hello, PeerBehind, Terms, decode_hello, judge, make_hello
+from thinwire.link.hello import Hello, PeerBehind, PeerReplaced, Terms, decode_hello, judge, make_hello
 from thinwire.link.inbox import Inbox, decode_ack
 from thinwire.link.meter import Meter
 from thinwire.link.options import LINGER_SECONDS, MAX_REASON_BYTES, LinkOptions
@@ -227,7 +227,7 @@ class Loop:
         self._take_in(connection.records)  # HELLO may have come with the handshake
 
     def _hello(self) -> Hello:
-        return make_hello(self.terms, self.contract.epoch, self.options, self.inbox.received, self.inbox.consumed())
+        return make_hello(self.terms, self.contract.epoch, self.options, self.inbox.received, self.inbox.consumed(), self.newest or 0)
 
     def _frame(self, kind: Kind, payload: bytes) -> Frame:
         return Frame.make(kind, payload, epoch=self.contract.epoch)
@@ -239,8 +239,9 @@ class Loop:
     def _take_in(self, read: Callable[[], list[bytes]]) -> None:
         """Handle what a read gives."""
         try:
+            before = self.meter.received.socket
             records = read()
-            if records:
+            if records or self.meter.received.socket > before:  # on a slow line a record takes long to be whole
                 self.heartbeat.heard(time.monotonic())
             for record in records:
                 if self._telling or self._stopped:
@@ -298,10 +299,10 @@ class Loop:
             judge(self._hello(), theirs, self.peer, self.newest, heard=self._incarnation is not None)
         except PeerBehind as error:
             self._lose(str(error))
-        except Replaced as error:
+        except PeerReplaced as error:
             self._turn_away(str(error), now)
         except LinkError as error:
-            self._fail(error, tell=not (isinstance(error, Interrupted) and error.epoch))
+            self._fail(error, tell=not isinstance(error, Replaced) and not (isinstance(error, Interrupted) and error.epoch))
         else:
             self.outbox.rewind(theirs.received, theirs.consumed)
             self._incarnation = self.newest = theirs.incarnation

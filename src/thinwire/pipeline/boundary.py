@@ -43,8 +43,18 @@ class Slot:
 
     def unpack(self, codec: Codec, data: Buffer) -> Tensor:
         if self.index is None:
-            return from_raw_bytes(data, self.spec)
+            return checked_ids(from_raw_bytes(data, self.spec), codec.model.vocabulary)
         return codec.unpack(self.index, data, self.spec, self.direction)
+
+
+def checked_ids(ids_BT1: Tensor, vocabulary: int) -> Tensor:
+    """Refuse ids that are no tokens: features from a hash would take any number."""
+    smallest, largest = (int(each) for each in torch.aminmax(ids_BT1.to(torch.int64)))
+    if smallest < 0 or largest >= vocabulary:
+        raise ValueError(
+            f"an id of {largest if largest >= vocabulary else smallest} came from the stage before; tokens are 0 to {vocabulary - 1}"
+        )
+    return ids_BT1
 
 
 def slots(codec: Codec, batch: int, context: int, direction: Direction) -> tuple[Slot, ...]:

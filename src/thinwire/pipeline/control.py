@@ -117,6 +117,8 @@ def decode_outcome(message: dict[str, Any]) -> Outcome:
     numbers = {name: value for name, value in message.items() if name not in ("stop", "loss", "saved")}
     if type(message["stop"]) is not bool or any(type(value) not in (int, float) for value in numbers.values()):
         raise ProtocolError("outcome", message, "numbers and a stop wish")
+    if any(type(value) is int and abs(value) >= 2**63 for value in (*numbers.values(), message["loss"])):
+        raise ProtocolError("outcome", sorted(numbers), "numbers that a float can hold")
     if message["loss"] is not None and type(message["loss"]) not in (int, float):
         raise ProtocolError("loss", message["loss"], "a number or null")
     saved = message["saved"]

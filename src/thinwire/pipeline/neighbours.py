@@ -9,7 +9,7 @@ from functools import partial
 from thinwire.config import LinkConfig, RunConfig
 from thinwire.configfile import shared_settings
 from thinwire.link.contract import Contract
-from thinwire.link.errors import STOPPING, LinkError, reason_of
+from thinwire.link.errors import RECOVERING, STOPPING, LinkError, Replaced, reason_of
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
@@ -87,7 +87,7 @@ class Neighbours:
         """Fail the link on the other side too: whoever waits there, here or beyond it, must not wait for ever."""
         link = self.opened.get(side)
         if link is not None:
-            link.abort(reason_of(error))
+            link.abort(passed_on(error))
 
     def interrupt(self) -> None:
         """Fail all links, because the run is to end at once: whoever waits for one gives up, here and beyond."""
@@ -98,7 +98,7 @@ class Neighbours:
         """End the links of an epoch; whoever is at their other ends is told why."""
         for side, link in self.opened.items():
             self.met[side] = link.newest
-            link.abort(reason_of(reason))
+            link.abort(passed_on(reason))
         self._close_links()
 
     def close(self) -> None:
@@ -112,6 +112,11 @@ class Neighbours:
         for link in self.opened.values():
             link.close()
         self.opened = {}
+
+
+def passed_on(error: LinkError) -> str:
+    """Return the reason told to the other neighbour: that this process was replaced concerns nobody else, they have a newer one to meet."""
+    return f"{RECOVERING}{error}" if isinstance(error, Replaced) else reason_of(error)
 
 
 def link_options(link: LinkConfig) -> LinkOptions:
