@@ -81,7 +81,6 @@ def link_pipeline(config: RunConfig, index: int, roster: Roster, identity: Ident
     try:
         pipeline = WorkerPipeline(config, index, neighbours, CPU)
         yield pipeline
-        pipeline.close()
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from runs import VARIETY, train
-from thinwire import cli
+from thinwire import checkpoint, cli
 
 SUMMARY = """steps tokens seconds tokens_per_second final_loss val_loss trainable_parameters codec stages model_sha256
 bytes_per_token_forward bytes_per_token_backward framed_bytes socket_bytes compression link peak_rss_bytes weights_sha256"""
@@ -150,4 +151,5 @@ def test_sigterm_writes_a_checkpoint_and_says_how_to_go_on(config, tmp_path):
         process.kill()
     assert process.returncode == 0
     assert f"go on with: thinwire train --run {run} --resume" in output
-    assert json.loads((run / "summary.json").read_text())["steps"] >= 1
+    steps = int(re.search(r"stopped at step (\d+)", output)[1])
+    assert steps >= 1 and checkpoint.newest(run, 2).name == f"step-{steps:06d}"
