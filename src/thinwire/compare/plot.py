@@ -20,8 +20,9 @@ STYLE: dict[Any, Any] = {
     "grid.alpha": 0.3,
     "figure.dpi": 100,
 }
-WIDTH, HEIGHT, LEGEND_LINE = 9.0, 5.0, 0.21
-"""Inches; a long legend makes the figure taller."""
+WIDTH, HEIGHT, LEGEND_LINE, LETTER = 9.0, 5.0, 0.21, 0.078
+"""Inches; a long legend makes the figure taller, and labels of more than `SHORT` letters make it wider."""
+SHORT = 34
 DASHES = ("-", "--", "-.", ":")
 FORMATS: dict[str, dict[str, Any]] = {"png": {"dpi": 110, "metadata": {"Software": None}}, "svg": {"metadata": {"Date": None}}}
 PLACES = tuple((right, up) for up in (-3, 8, -14, 19, -25, 30, -36, 41, -47, 52, -58) for right in (8, -8))
@@ -62,7 +63,9 @@ def canvas(board: Board, title: str, across: str, up: str) -> tuple[Any, Any]:
     """Make an empty figure."""
     from matplotlib.figure import Figure  # not pyplot: that keeps every figure
 
-    figure = Figure(figsize=(WIDTH, max(HEIGHT, 1 + LEGEND_LINE * len(board.standings))), layout="constrained")
+    longest = max((len(standing.label) for standing in board.standings), default=0)
+    size = WIDTH + LETTER * max(0, longest - SHORT), max(HEIGHT, 1 + LEGEND_LINE * len(board.standings))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=across, ylabel=up)
     return figure, axes
