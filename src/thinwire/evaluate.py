@@ -24,7 +24,7 @@ from thinwire.pipeline.backend import close_group
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.pipeline import build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
-from thinwire.saved import TOKENIZER_FILE, Mode, in_workers, load_here, load_together, read_settings
+from thinwire.saved import TOKENIZER_FILE, Mode, for_use, load_here, load_together, read_settings
 from thinwire.seat import Seat
 from thinwire.stop import Stop
 
@@ -67,7 +67,7 @@ def evaluate(command: EvalCommand) -> dict[str, Any]:
     """Load the newest checkpoint and measure it."""
     if command.sequences < 1:
         raise ValueError(f"sequences is {command.sequences}; choose 1 or more")
-    config = in_workers(read_settings(command.run), command.mode, command.profile, command.device)
+    config = for_use(read_settings(command.run), command.mode, command.profile, command.device)
     config = replace(config, data=_source(config.data, command))
     if command.mode == "workers":
         arguments = {"run": str(command.run), "sequences": command.sequences}

@@ -34,7 +34,7 @@ from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.meter import Meter, Traffic
 from thinwire.pipeline.pipeline import build_codec, build_pipeline
 from thinwire.sampling import Sampler, Sampling
-from thinwire.saved import Mode, in_workers, load_here, load_together, read_settings, read_tokenizer
+from thinwire.saved import Mode, for_use, load_here, load_together, read_settings, read_tokenizer
 from thinwire.seat import Seat
 from thinwire.stop import Stop
 
@@ -105,7 +105,7 @@ def settings(command: GenerateCommand) -> RunConfig:
     if command.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {command.max_new_tokens}; choose 1 or more")
     mode: Mode = "workers" if command.roster else command.mode
-    config = in_workers(read_settings(command.run), mode, command.profile, command.device)
+    config = for_use(read_settings(command.run), mode, command.profile, command.device)
     if config.pipeline.stages > 1 and not build_codec(config).by_token:
         raise ValueError(
             f"the codec {config.codec.name!r} looks at a whole sequence at once, so text cannot be written token by token through it; "

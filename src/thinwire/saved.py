@@ -33,7 +33,7 @@ def read_settings(run: Path) -> RunConfig:
     return read(run / CONFIG_FILE)
 
 
-def in_workers(config: RunConfig, mode: Mode, profile: str, device: Device) -> RunConfig:
+def for_use(config: RunConfig, mode: Mode, profile: str, device: Device) -> RunConfig:
     """Return the settings with what a verb that uses a finished run chooses for itself, checked."""
     config = replace(config, device=device, pipeline=replace(config.pipeline, mode=mode), link=replace(config.link, profile=profile))
     check(config)

@@ -64,8 +64,11 @@ class Stored:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Read some rows into memory of their own."""
-        with safe_open(self.path, "pt") as file:
-            return file.get_slice(self.name)[start:stop].clone() if self.shape else file.get_tensor(self.name).reshape(1).clone()
+        try:
+            with safe_open(self.path, "pt") as file:
+                return file.get_slice(self.name)[start:stop].clone() if self.shape else file.get_tensor(self.name).reshape(1).clone()
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} was deleted while it was read: its run goes on and keeps only newer ones; try again") from None
 
     def whole(self) -> Tensor:
         """Read all of it."""

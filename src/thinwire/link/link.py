@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypedDict, Unpack
 
 from thinwire.link.contract import Contract
 from thinwire.link.dial import Dialer
@@ -30,6 +31,20 @@ def ignore(error: LinkError) -> None:
     """Leave a failure to those who use the link."""
 
 
+class More(TypedDict, total=False):
+    """What a link may be told besides."""
+
+    options: LinkOptions | None
+    profile: LinkProfile
+    """The line to emulate."""
+    peer_profile: LinkProfile | None
+    """The peer's line, if it is another."""
+    failed: Callable[[LinkError], None]
+    """Told of a failure, by the I/O thread."""
+    newest: int | None
+    """The newest incarnation of the peer that was met on an earlier link."""
+
+
 class Link:
     """One end of the path between two workers. Make it with `connect` or `listen`; it opens in the background."""
 
@@ -39,21 +54,18 @@ class Link:
         terms: Terms,
         contract: Contract,
         *,
-        dialer: Dialer | None,
-        listener: Listener | None,
-        options: LinkOptions,
-        profile: LinkProfile,
-        peer_profile: LinkProfile | None,
-        failed: Callable[[LinkError], None],
-        newest: int | None,
+        dialer: Dialer | None = None,
+        listener: Listener | None = None,
+        **more: Unpack[More],
     ) -> None:
+        options, profile = more.get("options") or LinkOptions(), more.get("profile", OPEN)
         self.peer = peer.place
         self.options = options
         self.epoch = contract.epoch
         self._echo_token = ECHO_TOKENS
         if listener is not None:
             listener.check_free(self.peer)
-        wire = make_wire(profile, peer_profile or profile, options.pace_mbps, seed=terms.place.stage)
+        wire = make_wire(profile, more.get("peer_profile") or profile, options.pace_mbps, seed=terms.place.stage)
         self._loop = Loop(
             self.peer,
             terms,
@@ -62,8 +74,8 @@ class Link:
             wire,
             dialer,
             finished=lambda: listener.forget(self.peer) if listener is not None else None,
-            failed=failed,
-            newest=newest,
+            failed=more.get("failed", ignore),
+            newest=more.get("newest"),
         )
         self.meter = self._loop.meter
         self._outbox = self._loop.outbox
@@ -73,63 +85,15 @@ class Link:
         self._loop.thread.start()
 
     @classmethod
-    def connect(
-        cls,
-        peer: Worker,
-        identity: Identity,
-        terms: Terms,
-        contract: Contract,
-        *,
-        options: LinkOptions | None = None,
-        profile: LinkProfile = OPEN,
-        peer_profile: LinkProfile | None = None,
-        failed: Callable[[LinkError], None] = ignore,
-        newest: int | None = None,
-    ) -> Link:
-        """Dial the peer's address, again and again inside the reconnect window. `failed` is told of a failure by the I/O thread."""
-        options = options or LinkOptions()
-        dialer = Dialer(peer, identity, options)
-        return cls(
-            peer,
-            terms,
-            contract,
-            dialer=dialer,
-            listener=None,
-            options=options,
-            profile=profile,
-            peer_profile=peer_profile,
-            failed=failed,
-            newest=newest,
-        )
+    def connect(cls, peer: Worker, identity: Identity, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
+        """Dial the peer's address, again and again inside the reconnect window."""
+        dialer = Dialer(peer, identity, more.get("options") or LinkOptions())
+        return cls(peer, terms, contract, dialer=dialer, **more)
 
     @classmethod
-    def listen(
-        cls,
-        listener: Listener,
-        peer: Worker,
-        terms: Terms,
-        contract: Contract,
-        *,
-        options: LinkOptions | None = None,
-        profile: LinkProfile = OPEN,
-        peer_profile: LinkProfile | None = None,
-        failed: Callable[[LinkError], None] = ignore,
-        newest: int | None = None,
-    ) -> Link:
+    def listen(cls, listener: Listener, peer: Worker, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
         """Wait for the peer to dial a listener that knows its certificate."""
-        options = options or LinkOptions()
-        return cls(
-            peer,
-            terms,
-            contract,
-            dialer=None,
-            listener=listener,
-            options=options,
-            profile=profile,
-            peer_profile=peer_profile,
-            failed=failed,
-            newest=newest,
-        )
+        return cls(peer, terms, contract, listener=listener, **more)
 
     def wait_open(self, timeout: float | None = None) -> None:
         """Return once the link has opened; raise why it did not."""

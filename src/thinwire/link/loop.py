@@ -210,10 +210,9 @@ class Loop:
         self.congestion = connection.congestion
         self.meter.absorb(connection.meter)
         connection.meter = self.meter
-        self._parser = Parser(self._check)
+        self._parser, self._batch = Parser(self._check), SMALL_BATCH
         self.heartbeat.begin(now)
         self._hello_deadline = now + self.options.establish_seconds
-        self._batch = SMALL_BATCH
         self._selector.register(connection.socket, selectors.EVENT_READ, self._readable)
         hello = encode(self._frame(Kind.HELLO, self._hello().encode()))
         self.meter.sent.framed[0] += len(hello)

@@ -27,7 +27,7 @@ ENDINGS = (".safetensors", ".json")
 PIECE_BYTES = 2**20
 LARGEST = (2**40, 2**20)
 """Most bytes of each of the two files."""
-NAME = re.compile(r"step-(\d{6,})[-0-9a-f]*")
+NAME = re.compile(r"step-(\d{6,})(?:-\d+-[0-9a-f]{8})?")
 
 
 def step_of(name: str) -> int:

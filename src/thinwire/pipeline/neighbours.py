@@ -11,7 +11,7 @@ from thinwire.configfile import shared_settings
 from thinwire.link.contract import Contract
 from thinwire.link.errors import RECOVERING, STOPPING, LinkError, Replaced, reason_of
 from thinwire.link.hello import Terms
-from thinwire.link.link import Link
+from thinwire.link.link import Link, More
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.profile import find_profile
@@ -59,29 +59,16 @@ class Neighbours:
 
     def _link(self, side: int, peer: Place, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
         terms = Terms(self.run, shared_settings(config), self.place, self.incarnation)
-        profile = find_profile(config.link.profile)
+        more: More = {
+            "options": options,
+            "profile": find_profile(config.link.profile),
+            "failed": partial(self._pass_on, -side),
+            "newest": self.met.get(side),
+        }
         if self._listens_for(peer):
             assert self.listener is not None
-            return Link.listen(
-                self.listener,
-                self.roster.worker(peer),
-                terms,
-                contract,
-                options=options,
-                profile=profile,
-                failed=partial(self._pass_on, -side),
-                newest=self.met.get(side),
-            )
-        return Link.connect(
-            self.roster.worker(peer),
-            self.identity,
-            terms,
-            contract,
-            options=options,
-            profile=profile,
-            failed=partial(self._pass_on, -side),
-            newest=self.met.get(side),
-        )
+            return Link.listen(self.listener, self.roster.worker(peer), terms, contract, **more)
+        return Link.connect(self.roster.worker(peer), self.identity, terms, contract, **more)
 
     def _pass_on(self, side: int, error: LinkError) -> None:
         """Fail the link on the other side too: whoever waits there, here or beyond it, must not wait for ever."""
