@@ -145,6 +145,18 @@ class LinkConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicasConfig:
+    """Copies of the pipeline on different data."""
+
+    count: int = 1
+    """Replicas, R; each takes `train.batch` / R sequences of a step."""
+    exchange: str = "allreduce"
+    """How replicas learn from each other, with options: allreduce, hybrid:preset=int8, powersgd:rank=4, local:steps=20, ..."""
+    graph: str = "complete"
+    """Which replicas are joined: complete, ring, torus, or edges such as 0-1,1-2; gossip takes weights too: 0-1:0.25,1-2:0.25."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that defines a run."""
 
@@ -159,3 +171,4 @@ class RunConfig:
     codec: Any = None
     """The chosen codec's options (a `codecs.base.Options` dataclass)."""
     link: LinkConfig = field(default_factory=LinkConfig)
+    replicas: ReplicasConfig = field(default_factory=ReplicasConfig)

@@ -6,11 +6,12 @@ NAME[:WORD=VALUE,...]     anchored:rank=32,bits=4      subspace:rank=16,model.ff
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from thinwire.specs import split_spec
 
 FORM = "NAME[:WORD=VALUE,...], such as subspace:rank=16"
 
@@ -37,29 +38,9 @@ class Spec:
 
 def parse_spec(text: str, heading: str | None = None) -> Spec:
     """Read one SPEC."""
-    name, colon, listed = text.partition(":")
-    if not name or (colon and not listed):
-        raise ValueError(f"the spec {text!r} has no {'options after its colon' if name else 'codec'}; write {FORM}")
-    found: dict[str, Any] = {}
-    for item in listed.split(",") if listed else ():
-        word, equals, value = item.partition("=")
-        if not (word and equals and value):
-            raise ValueError(f"the spec {text!r} has {item!r} where WORD=VALUE is expected; write {FORM}")
-        if word in found:
-            raise ValueError(f"the spec {text!r} gives {word} twice; leave one out")
-        found[word] = read_value(value)
+    name, found = split_spec(text, "codec", FORM)
     options = tuple((word, value) for word, value in found.items() if "." not in word)
     return Spec(text, name, options, tuple((word, value) for word, value in found.items() if "." in word), heading)
-
-
-def read_value(text: str) -> Any:
-    """Read a value as TOML would, else as plain text; `none` unsets."""
-    if text.lower() == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def parse_specs(arguments: Iterable[str]) -> list[Spec]:

@@ -1,0 +1,135 @@
+"""The seam between copies of a stage: what an exchange method is, and how one is found by name.
+
+`gradients` comes before the update and `parameters` after it; both change what they are given in place. One file per method. State is
+transactional: a method reads `self.state` and proposes new tensors, which count once the step is committed, so an abandoned step leaves
+no trace and a checkpoint never holds half of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.config import RunConfig
+from thinwire.optimizer import StageOptimizer
+from thinwire.replicas.peers import Peers
+from thinwire.specs import split_spec
+from thinwire.subspace.drift import carry_over
+
+Named = Mapping[str, Tensor]
+
+METHODS = {
+    "allreduce": "thinwire.replicas.allreduce:AllReduce",
+    "hybrid": "thinwire.replicas.hybrid:Hybrid",
+    "powersgd": "thinwire.replicas.powersgd:PowerSGD",
+    "threshold": "thinwire.replicas.threshold:Threshold",
+    "gravac": "thinwire.replicas.gravac:GraVAC",
+    "powergossip": "thinwire.replicas.powergossip:PowerGossip",
+    "local": "thinwire.replicas.local:Local",
+    "ist": "thinwire.replicas.ist:IndependentSubnets",
+}
+FORM = "NAME[:WORD=VALUE,...], such as powersgd:rank=4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a method that has none."""
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse values that cannot work in this run."""
+
+
+class Exchange:
+    """Make copies of a stage learn from each other; this one lets every replica learn alone."""
+
+    Options: ClassVar[type[Options]] = Options
+
+    def __init__(self, options: Any, config: RunConfig, peers: Peers, parameters: Named) -> None:
+        """Get ready to exchange these parameters of a stage, or their gradients."""
+        self.options, self.config, self.peers, self.parameters_of_stage = options, config, peers, parameters
+        self.state: dict[str, Tensor] = {}
+        """What has been committed, as LABEL/PARAMETER or LABEL; only `propose` and `load_state` change it."""
+        self._proposed: dict[str, Tensor] = {}
+        self.figures: dict[str, float] = {}
+        """What the last step is worth telling, such as the density of what was sent."""
+
+    def gradients(self, named: Named, step: int) -> None:
+        """Exchange gradients before the update, in place."""
+
+    def parameters(self, named: Named, optimizer: StageOptimizer, step: int) -> None:
+        """Exchange parameters, or what the optimizer keeps of them, after the update, in place."""
+
+    def talks_before(self, step: int) -> bool:
+        """Tell whether `gradients` needs the other replicas at a step."""
+        return False
+
+    def talks_after(self, step: int) -> bool:
+        """Tell whether `parameters` needs the other replicas at a step."""
+        return False
+
+    def meets(self, step: int) -> bool:
+        """Tell whether the replicas wait for each other at a step."""
+        return self.talks_before(step) or self.talks_after(step)
+
+    def propose(self, name: str, tensor: Tensor) -> None:
+        """Set a tensor of the state once the step is committed."""
+        self._proposed[name] = tensor
+
+    def commit(self) -> None:
+        """Make what was proposed the state."""
+        self.state |= self._proposed
+        self._proposed = {}
+
+    def load_state(self, state: Named) -> None:
+        """Put back the state of a checkpoint; memory is torch's own. A method that finds less than it needs refuses by name."""
+        self.state, self._proposed = {name: tensor.clone() for name, tensor in state.items()}, {}
+
+    def carry_over(self, rotation_KK: Tensor, axes: Mapping[str, int]) -> None:
+        """Carry state that has the shape of a parameter in coordinates over to a moved basis."""
+        for name, tensor in self.state.items():
+            parameter = name.partition("/")[2]
+            if parameter in axes and tensor.shape == self.parameters_of_stage[parameter].shape:
+                carry_over(tensor, rotation_KK, axes[parameter])
+
+
+def find(name: str) -> type[Exchange]:
+    """Return the method of that name, importing only its own module."""
+    if name not in METHODS:
+        raise ValueError(f"unknown exchange {name!r}; choose one of {', '.join(METHODS)}: write {FORM}")
+    module, _, attribute = METHODS[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def read_exchange(text: str) -> tuple[type[Exchange], Any]:
+    """Read a spec into a method and its options; refuse what the method does not have."""
+    name, given = split_spec(text, "method", FORM)
+    kind = find(name)
+    known = {field.name: field for field in dataclasses.fields(kind.Options)}
+    for word, value in given.items():
+        if word not in known:
+            listed = ", ".join(known) or "none"
+            raise ValueError(f"replicas.exchange {text!r}: {name} has no option {word!r}; it has {listed}")
+        default = known[word].default
+        if isinstance(default, float) and type(value) is int:
+            given[word] = float(value)
+        elif type(value) is not type(default):
+            raise ValueError(f"replicas.exchange {text!r}: {word} is {value!r}; write a value such as {default!r}")
+    return kind, kind.Options(**given)
+
+
+def build(config: RunConfig, peers: Peers, parameters: Named) -> Exchange:
+    """Make the method that a config names."""
+    kind, options = read_exchange(config.replicas.exchange)
+    options.check(config)
+    return kind(options, config, peers, parameters)
+
+
+def flat(tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Lay tensors out one after the other, in the order of their names' mapping; fp64 stays fp64."""
+    return torch.cat([tensor.detach().flatten().to(torch.promote_types(tensor.dtype, dtype)) for tensor in tensors.values()])

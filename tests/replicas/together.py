@@ -1,0 +1,57 @@
+"""Several replicas in one process, a thread each, joined by queues: for tests of what they exchange."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from thinwire.replicas.graph import Graph, make_graph
+from thinwire.replicas.peers import Peers
+
+WAIT_SECONDS = 60.0
+
+
+class QueueWire:
+    """One end of a wire between two threads."""
+
+    def __init__(self, outgoing: queue.Queue, incoming: queue.Queue) -> None:
+        self.outgoing, self.incoming = outgoing, incoming
+
+    def send(self, data: bytes) -> None:
+        self.outgoing.put(bytes(data), timeout=WAIT_SECONDS)
+
+    def receive(self) -> bytes:
+        return self.incoming.get(timeout=WAIT_SECONDS)
+
+
+def peers_of(graph: Graph) -> list[Peers]:
+    """Join all replicas of a graph; as few messages fit as the seam promises, so a method that fills a wire before it reads hangs."""
+    queues = {(one, other): queue.Queue(maxsize=2) for edge in graph.weights for one, other in (edge, edge[::-1])}
+    return [
+        Peers(replica, graph, {other: QueueWire(queues[replica, other], queues[other, replica]) for other in graph.neighbours(replica)})
+        for replica in range(graph.count)
+    ]
+
+
+def together(count: int, task: Callable[[Peers], Any], graph: str = "complete") -> list[Any]:
+    """Run a task for every replica, each in a thread of its own; return what each returns, or raise the first failure."""
+    results: list[Any] = [None] * count
+    failures: list[BaseException] = []
+
+    def run(peers: Peers) -> None:
+        try:
+            results[peers.index] = task(peers)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(peers,), daemon=True) for peers in peers_of(make_graph(graph, count))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a replica still waits for another"
+    return results
