@@ -150,7 +150,10 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     mine = neighbours.Neighbours(
         read_roster(folder / "roster.toml"), load_identity(folder / f"stage-{order.stage}"), Place(0, order.stage), side
     )
-    contracts = {side: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=side > 0) for side in (-1, 1)}
+    contracts = {
+        place: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0)
+        for towards, place in mine.place.sides(order.stages).items()
+    }
     links = mine.open(config, contracts)
     for towards, link in ((-1, links.left), (1, links.right)):
         if link is not None:

@@ -12,11 +12,12 @@ import thinwire
 ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A module may import from its own layer and from those below.
 LAYERS = [
-    ["config", "files", "noise", "model.cut"],
+    ["config", "files", "noise", "model.cut", "specs", "replicas.graph", "replicas.peers", "replicas.packing"],
     ["model.stream", "model.initial", "model.llama", "data", "subspace", "link"],
     ["codecs"],
     ["model.stages"],
-    ["configfile", "limits", "optimizer", "stop", "hf.shards"],
+    ["optimizer", "replicas"],
+    ["configfile", "limits", "stop", "hf.shards"],
     ["pipeline"],
     ["settings", "checkpoint", "track", "trackers", "seat"],
     ["crew"],

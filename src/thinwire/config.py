@@ -79,7 +79,7 @@ class TrainConfig:
     seconds: float | None = None
     """Stop after this much training time even if steps remain."""
     batch: int = 16
-    """Sequences per step."""
+    """Sequences per step, of all replicas together."""
     dtype: Dtype = "fp32"
     """Compute precision: fp32, bf16 (autocast over fp32 weights) or fp64."""
     clip: float = 1.0
@@ -121,7 +121,7 @@ class PipelineConfig:
     split: str | None = None
     """Layers per stage, such as 2,2,3,1; unset: as even as possible, earlier stages take the remainder."""
     microbatches: int = 8
-    """Microbatches per step, M; divides `train.batch`."""
+    """Microbatches per step and replica, M; divides a replica's share of `train.batch`."""
     mode: Literal["inprocess", "workers"] = "workers"
     """One worker process per stage, or all stages in this process."""
     schedule: Literal["auto", "depth", "1f1b", "gpipe"] = "auto"
@@ -172,3 +172,13 @@ class RunConfig:
     """The chosen codec's options (a `codecs.base.Options` dataclass)."""
     link: LinkConfig = field(default_factory=LinkConfig)
     replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
+
+    @property
+    def replica_batch(self) -> int:
+        """Return the sequences of a step that one replica takes."""
+        return self.train.batch // self.replicas.count
+
+    @property
+    def microbatch(self) -> int:
+        """Return the sequences of one microbatch."""
+        return self.replica_batch // self.pipeline.microbatches

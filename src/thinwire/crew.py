@@ -1,4 +1,4 @@
-"""Worker processes on this machine, one per stage: start them for a task, watch them, and leave none behind.
+"""Worker processes on this machine, one per stage and replica: start them for a task, watch them, and leave none behind.
 
 The workers talk over real links on the loopback address, with identities made for this crew and forgotten after it. What a worker has to
 say reaches this process through its own pipe; if this process dies, the pipe closes and the workers end themselves.
@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -52,15 +52,15 @@ Say = Callable[[dict[str, Any]], None]
 """How a worker tells the supervisor something, as JSON."""
 Task = Callable[..., dict[str, Any]]
 """What every worker does: a module's function of (seat, say, stop, **arguments) that returns what it found."""
-Hear = Callable[[int, dict[str, Any]], None]
-"""What the supervisor does with what a stage says."""
+Hear = Callable[[Place, dict[str, Any]], None]
+"""What the supervisor does with what the worker at a place says."""
 
 
 @dataclass
 class Child:
     """A worker process and the pipe to it."""
 
-    stage: int
+    place: Place
     process: Any
     pipe: Connection
     result: dict | None = None
@@ -78,7 +78,7 @@ class Child:
 
 
 class Crew:
-    """One process per stage that do a task together; a lost one is replaced where the task knows how to go on."""
+    """One process per place that do a task together; a lost one is replaced where the task knows how to go on."""
 
     def __init__(
         self, task: Task, config: RunConfig, arguments: dict[str, Any], folder: Path, hear_of: Hear, replacing: dict[str, Any] | None
@@ -94,16 +94,16 @@ class Crew:
         self.wish: str | None = None
         """When everyone was asked to stop: `soon`, after the step under way, or `now`."""
 
-    def start(self, stage: int, more: dict[str, Any] | None = None) -> Child:
-        """Start the worker of a stage."""
+    def start(self, place: Place, more: dict[str, Any] | None = None) -> Child:
+        """Start the worker at a place."""
         ours, theirs = self.context.Pipe()
         self.incarnation += 1  # it grows even if the clock goes back
         arguments = json.dumps(self.arguments | (more or {}))
-        given = (theirs, self.task, to_toml(self.config), arguments, str(self.folder), stage, self.incarnation)
-        process = self.context.Process(target=work, args=given, name=f"thinwire-stage-{stage}", daemon=True)
+        given = (theirs, self.task, to_toml(self.config), arguments, str(self.folder), place, self.incarnation)
+        process = self.context.Process(target=work, args=given, name=f"thinwire-{worker_name(place)}", daemon=True)
         process.start()
         theirs.close()
-        return Child(stage, process, ours)
+        return Child(place, process, ours)
 
     def watch(self, stop: Stop) -> list[dict[str, Any]]:
         """Wait for all workers; replace lost ones, pass on a wish to stop; raise what the first failure said."""
@@ -120,10 +120,10 @@ class Crew:
                 ask_to_stop(self.children, wish)
         return [child.result for child in self.children if child.result is not None]
 
-    def _hear(self, stage: int, message: dict[str, Any]) -> None:
+    def _hear(self, place: Place, message: dict[str, Any]) -> None:
         if message.get("step", 0) > self.best:
             self.best, self.lost = message["step"], 0
-        self.hear_of(stage, message)
+        self.hear_of(place, message)
 
     def _end_silent(self) -> None:
         """End a worker that gives no sign of life: one that is stopped, or stuck, holds up everyone."""
@@ -147,12 +147,13 @@ class Crew:
         if others and all(other.result is not None for other in others):
             child.failure, child.result = None, others[0].result  # all was said and written: only its own last word is missing
             return
-        self.hear_of(child.stage, {"lost": child.failure})
+        self.hear_of(child.place, {"lost": child.failure})
         time.sleep(BACKOFF_SECONDS * (2**self.lost - 1))
         self.lost += 1
-        self.children[child.stage] = self.start(child.stage, self.replacing)
+        fresh = self.start(child.place, self.replacing)
+        self.children[self.children.index(child)] = fresh
         if self.wish is not None:
-            ask_to_stop([self.children[child.stage]], self.wish)
+            ask_to_stop([fresh], self.wish)
 
 
 def run_crew(
@@ -164,18 +165,19 @@ def run_crew(
     graceful: bool = True,
     replacing: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Let one process per stage do a task; return what each of them returned.
+    """Let one process per place do a task; return what each of them returned.
 
     A task that is not `graceful` ends at the first Ctrl-C. `replacing` are further arguments for a process that takes the place of a
     lost one; without them the loss of a worker ends the task.
     """
     with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch, ExitStack() as stack:
         stop = Stop()
-        make_local_roster(Path(scratch), config.pipeline.stages)
+        places = grid(config)
+        make_local_roster(Path(scratch), places)
         crew = Crew(task, config, arguments, Path(scratch), hear_of, replacing)
         stack.callback(end_all, crew.children)
-        for stage in range(config.pipeline.stages):
-            crew.children.append(crew.start(stage))
+        for place in places:
+            crew.children.append(crew.start(place))
         if graceful:
             stack.enter_context(stop.listening())
         return crew.watch(stop)
@@ -195,12 +197,23 @@ def forkserver() -> ForkServerContext:
     return context
 
 
-def make_local_roster(folder: Path, stages: int) -> None:
+def grid(config: RunConfig) -> list[Place]:
+    """List the places of a run, replica by replica."""
+    return [Place(replica, stage) for replica in range(config.replicas.count) for stage in range(config.pipeline.stages)]
+
+
+def worker_name(place: Place) -> str:
+    """Name a worker's process and files."""
+    return f"replica-{place.replica}-stage-{place.stage}" if place.replica else f"stage-{place.stage}"
+
+
+def make_local_roster(folder: Path, places: Sequence[Place]) -> None:
     """Make identities and a roster for workers on this machine; each listens on a free port of the loopback address."""
     workers = []
-    for stage, port in enumerate(free_ports(stages)):
-        identity = make_identity(folder / f"stage-{stage}", f"stage-{stage}", days=3650)
-        workers.append(Worker(Place(0, stage), identity.certificate, f"127.0.0.1:{port}"))
+    for place, port in zip(places, free_ports(len(places)), strict=True):
+        name = worker_name(place)
+        identity = make_identity(folder / name, name, days=3650)
+        workers.append(Worker(place, identity.certificate, f"127.0.0.1:{port}"))
     write_roster(folder / "roster.toml", Roster.of(workers))
 
 
@@ -213,8 +226,8 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, stage: int, incarnation: int) -> None:
-    """Be the worker of a stage: do the task, then report its result or what went wrong."""
+def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, place: Place, incarnation: int) -> None:
+    """Be the worker at a place: do the task, then report its result or what went wrong."""
     # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -223,8 +236,15 @@ def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: s
     threading.Thread(target=beat, args=(voice,), daemon=True).start()
     folder = Path(scratch)
     try:
-        identity, roster = load_identity(folder / f"stage-{stage}"), read_roster(folder / "roster.toml")
-        seat = Seat(config=from_toml(settings), roster=roster, identity=identity, stage=stage, incarnation=incarnation)
+        identity, roster = load_identity(folder / worker_name(place)), read_roster(folder / "roster.toml")
+        seat = Seat(
+            config=from_toml(settings),
+            roster=roster,
+            identity=identity,
+            stage=place.stage,
+            replica=place.replica,
+            incarnation=incarnation,
+        )
         voice.say({"result": task(seat, voice.say, stop, **json.loads(arguments))})
     except ValueError as error:
         voice.say({"refused": str(error)})
@@ -296,7 +316,7 @@ def collect(children: list[Child], hear_of: Hear, timeout: float = 0.5) -> None:
             child.failure = message.get("refused") or message["failed"]
             child.lost_link, child.refused = message.get("lost_link", False), "refused" in message
         else:
-            hear_of(child.stage, message)
+            hear_of(child.place, message)
 
 
 def ask_to_stop(children: list[Child], wish: str) -> None:
@@ -323,9 +343,14 @@ def first_failure(children: list[Child]) -> Exception:
     """Choose the failure that explains the others: one that is not merely a neighbour's lost link."""
     failed = [child for child in children if child.failure is not None]
     chosen = next(filter(explains, failed), failed[0])
-    others = [child.stage for child in failed if child is not chosen and child.lost_link]
-    note = f"\n(stages {', '.join(map(str, others))} then lost their links)" if others else ""
-    return ValueError(f"stage {chosen.stage}: {chosen.failure}{note}")
+    others = [called(child.place) for child in failed if child is not chosen and child.lost_link]
+    note = f"\n({', '.join(others)} then lost {'its' if len(others) == 1 else 'their'} links)" if others else ""
+    return ValueError(f"{called(chosen.place)}: {chosen.failure}{note}")
+
+
+def called(place: Place) -> str:
+    """Name a worker for people: most runs have one replica."""
+    return str(place) if place.replica else f"stage {place.stage}"
 
 
 def end_all(children: list[Child]) -> None:

@@ -71,7 +71,7 @@ def evaluate(command: EvalCommand) -> dict[str, Any]:
     config = replace(config, data=_source(config.data, command))
     if command.mode == "workers":
         arguments = {"run": str(command.run), "sequences": command.sequences}
-        return run_crew(measure, config, arguments, lambda stage, message: None, graceful=False)[0]
+        return run_crew(measure, config, arguments, lambda place, message: None, graceful=False)[0]
     pipeline = build_pipeline(config, choose_device(config.device))
     step = load_here(command.run, pipeline.stages)
     data = open_data(config.data, config.model, config.seed)

@@ -138,7 +138,7 @@ def run(command: GenerateCommand, config: RunConfig, prompt: list[int], order: O
             return write_stage(seat, command.run, prompt, order, text.add)
     if command.mode == "workers":
         arguments = {"run": str(command.run), "prompt": prompt, "order": asdict(order)}
-        stages = run_crew(write, config, arguments, lambda stage, message: text.add(message["token"]), graceful=False)
+        stages = run_crew(write, config, arguments, lambda place, message: text.add(message["token"]), graceful=False)
         return [Meter(**meter) for stage in stages for meter in stage["meters"]]
     pipeline = build_pipeline(config, choose_device(config.device))
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
@@ -223,8 +223,14 @@ def write_stage(
     stage = build_stage(config.model, ranges, seat.stage, codec, config.seed).to(choose_device(config.device))
     neighbours = seat.neighbours("generate")
     try:
-        before = writing_contract(codec.at(layers.start), downstream=False)
-        links = neighbours.open(config, {-1: before, 1: writing_contract(codec.at(layers.stop), downstream=True)})
+        cuts = {-1: layers.start, 1: layers.stop}
+        links = neighbours.open(
+            config,
+            {
+                place: writing_contract(codec.at(cuts[side]), downstream=side > 0)
+                for side, place in neighbours.place.sides(len(ranges)).items()
+            },
+        )
         control = Control(links.left, links.right)
         step = load_together(run, stage, control)
         order = Order.of(control.announce(asdict(order) if order else None))

@@ -1,4 +1,8 @@
-"""Train with one worker process per stage on this machine: `thinwire train --pipeline.mode workers`."""
+"""Train with one worker process per stage and replica on this machine: `thinwire train --pipeline.mode workers`.
+
+Replica 0 keeps its checkpoints and metrics in the run folder itself, where `eval`, `export` and `generate` look for a model; the others
+in `replica-1`, `replica-2`, ... inside it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 
 from thinwire.crew import Say, run_crew
 from thinwire.files import write_atomic
+from thinwire.link.roster import Place
 from thinwire.recover import train_stage
 from thinwire.seat import Seat
 from thinwire.settings import TrainCommand
@@ -25,11 +30,11 @@ def launch(command: TrainCommand) -> dict[str, Any]:
         RunView(command.config, trackers) as view,
     ):
 
-        def show(stage: int, message: dict[str, Any]) -> None:
+        def show(place: Place, message: dict[str, Any]) -> None:
             if "step" in message:
-                view.log(stage, message["step"], message["values"])
+                view.log(place, message["step"], message["values"])
             else:
-                view.event(stage, message)
+                view.event(place, message)
 
         arguments = {"run": str(command.run), "resume": command.resume}
         summary = run_crew(train, command.config, arguments, show, replacing={"replacing": True})[0]
@@ -41,7 +46,8 @@ def launch(command: TrainCommand) -> dict[str, Any]:
 
 def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:
     """Train one stage and tell the supervisor of every step, and of what happens to the crew."""
-    return train_stage(seat, Path(run), resume=resume, replacing=replacing, trackers=[PipeTracker(say)], stop=stop, report=say)
+    folder = Path(run) / f"replica-{seat.replica}" if seat.replica else Path(run)
+    return train_stage(seat, folder, resume=resume, replacing=replacing, trackers=[PipeTracker(say)], stop=stop, report=say)
 
 
 class PipeTracker(Tracker):

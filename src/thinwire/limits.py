@@ -12,6 +12,7 @@ from operator import attrgetter
 from thinwire.config import ModelConfig, RunConfig
 from thinwire.link.profile import find_profile
 from thinwire.model.cut import constrained_layers, cut_layers
+from thinwire.replicas.graph import make_graph
 
 LARGEST_SEED = 2**63 - 1
 LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -21,7 +22,7 @@ LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "model.vocabulary model.width model.layers model.heads model.kv_heads model.ffn model.context",
     ),
     ("at least 1", lambda value: value >= 1, "data.max_tokens train.steps train.batch train.validation_sequences"),
-    ("at least 1", lambda value: value >= 1, "pipeline.stages pipeline.microbatches"),
+    ("at least 1", lambda value: value >= 1, "pipeline.stages pipeline.microbatches replicas.count"),
     ("above 0", lambda value: 0 < value < math.inf, "model.rope_theta model.norm_eps train.seconds train.rate train.muon_rate train.eps"),
     (
         "above 0",
@@ -57,6 +58,7 @@ def check(config: RunConfig) -> None:
             f"be compressed; choose 0 to {ranges[-1].start}"
         )
     check_workers(config)
+    check_replicas(config)
 
 
 def check_model(model: ModelConfig) -> None:
@@ -80,9 +82,12 @@ def check_pipeline(config: RunConfig) -> None:
     """Refuse a cut, a batch or a link that this version cannot run."""
     pipeline, batch = config.pipeline, config.train.batch
     cut_layers(config.model.layers, pipeline.stages, pipeline.split)
-    if batch % pipeline.microbatches:
-        choice = neighbours(batch, pipeline.microbatches)
-        raise ValueError(f"pipeline.microbatches is {pipeline.microbatches}, which does not divide train.batch {batch}; choose {choice}")
+    if batch % config.replicas.count:
+        choice = neighbours(batch, config.replicas.count)
+        raise ValueError(f"replicas.count is {config.replicas.count}, which does not divide train.batch {batch}; choose {choice}")
+    if (share := config.replica_batch) % pipeline.microbatches:
+        choice, whose = neighbours(share, pipeline.microbatches), "train.batch" if share == batch else "a replica's share of train.batch,"
+        raise ValueError(f"pipeline.microbatches is {pipeline.microbatches}, which does not divide {whose} {share}; choose {choice}")
     find_profile(config.link.profile)
     if pipeline.mode == "inprocess" and config.link.profile != "open":
         raise ValueError(
@@ -98,6 +103,22 @@ def check_workers(config: RunConfig) -> None:
             "model.tied_head shares a matrix between the first and the last stage, which separate workers cannot; "
             "use --pipeline.mode inprocess, or untie the head"
         )
+
+
+def check_replicas(config: RunConfig) -> None:
+    """Refuse copies of the pipeline that could not reach or understand each other."""
+    if config.replicas.count == 1:
+        return
+    if config.pipeline.mode == "inprocess":
+        raise ValueError(
+            f"replicas.count is {config.replicas.count}, but with pipeline.mode inprocess there is one process and one copy; "
+            "add --pipeline.mode workers"
+        )
+    make_graph(config.replicas.graph, config.replicas.count)
+    from thinwire.replicas.exchange import read_exchange  # not at the top: it imports torch
+
+    _, options = read_exchange(config.replicas.exchange)
+    options.check(config)
 
 
 def neighbours(number: int, wanted: int) -> str:

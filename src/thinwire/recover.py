@@ -175,9 +175,9 @@ def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
     """
     neighbours.run = f"end of {neighbours.run}"  # whoever still trains is not to be met here
     empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
-    links = neighbours.open(trainer.config, {-1: empty, 1: empty}, AGREE_SECONDS)
+    sides = neighbours.place.sides(trainer.config.pipeline.stages)
+    links = neighbours.open(trainer.config, dict.fromkeys(sides.values(), empty), AGREE_SECONDS)
     mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}
-    everyone = Control(links.left, links.right).gather(mine)
-    ahead = max(everyone, key=lambda part: part["step"])
+    ahead = max(Control(links.left, links.right).gather(mine), key=lambda part: part["step"])
     if ahead["step"] == trainer.position.step + 1 and ahead["outcome"] is not None:
         trainer.catch_up(decode_outcome(ahead["outcome"]))

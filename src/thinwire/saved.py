@@ -9,7 +9,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from thinwire import checkpoint
-from thinwire.config import Device, RunConfig
+from thinwire.config import Device, ReplicasConfig, RunConfig
 from thinwire.configfile import CONFIG_FILE, read
 from thinwire.data.tokenize import load_tokenizer
 from thinwire.limits import check
@@ -35,6 +35,8 @@ def read_settings(run: Path) -> RunConfig:
 
 def for_use(config: RunConfig, mode: Mode, profile: str, device: Device) -> RunConfig:
     """Return the settings with what a verb that uses a finished run chooses for itself, checked."""
+    # One copy is enough to use a model: the first one's checkpoints stand in the run folder itself.
+    config = replace(config, train=replace(config.train, batch=config.replica_batch), replicas=ReplicasConfig())
     config = replace(config, device=device, pipeline=replace(config.pipeline, mode=mode), link=replace(config.link, profile=profile))
     check(config)
     return config

@@ -23,6 +23,7 @@ class Seat:
     roster: Roster
     identity: Identity
     stage: int
+    replica: int = 0
     listen: str | None = None
     """Address to listen on if it is not the roster's."""
     incarnation: int | None = None
@@ -33,9 +34,11 @@ class Seat:
 
         With a folder the worker's incarnation grows even if the clock goes back.
         """
-        stages, place = self.config.pipeline.stages, Place(0, self.stage)
+        stages, replicas, place = self.config.pipeline.stages, self.config.replicas.count, Place(self.replica, self.stage)
         if not 0 <= self.stage < stages:
             raise ValueError(f"there is no stage {self.stage}: pipeline.stages is {stages}; choose 0 to {stages - 1}")
+        if not 0 <= self.replica < replicas:
+            raise ValueError(f"there is no replica {self.replica}: replicas.count is {replicas}; choose 0 to {replicas - 1}")
         if self.roster.worker(place).certificate.strip() != self.identity.certificate.strip():
             raise ValueError(
                 f"the roster's certificate for {place} is not that of {self.identity.certificate_path}; "

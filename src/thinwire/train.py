@@ -26,9 +26,10 @@ from thinwire.evaluate import validation_batch
 from thinwire.files import write_atomic
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 from thinwire.pipeline.device import choose_device, peak_rss_bytes
-from thinwire.pipeline.outcome import Outcome
+from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.replicas import exchange
 from thinwire.saved import TOKENIZER_FILE
 from thinwire.settings import parse_train
 from thinwire.stop import Abandoned, Stop
@@ -95,7 +96,14 @@ class Trainer:
         self.data = (data or open_data(config.data, config.model, config.seed)) if self.first else None
         about = pipeline.announce(self._describe_data(resume))
         self.validation_rows: int = about["validation_rows"]
+        if self.data is not None and about["data"] != self.data.fingerprint:
+            raise ValueError(
+                f"replica {pipeline.replica} reads other data than replica 0 (fingerprints {self.data.fingerprint} and {about['data']}); "
+                "give all replicas the same source and tokenizer"
+            )
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
+        trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
+        self.exchange = exchange.build(config, pipeline.peers, trained)
         self.facts = checkpoint.facts(config, about["data"])
         self.position = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
@@ -127,14 +135,14 @@ class Trainer:
         if first_resumes != resume and not anyone:
             here, there = ("with", "without") if resume else ("without", "with")
             raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
-        copies = [[name for vote in votes for name in vote["copies"].get(str(index), [])] for index in range(len(votes))]
+        copies = [held_for(worker, votes, self.pipeline.stages[0].plan.count) for worker in range(len(votes))]
         lists = [{*vote["steps"], *held} for vote, held in zip(votes, copies, strict=True)]
         unwritten = max(vote["confirmed"] for vote in votes) < 0 and not all(lists)
         if not (resume or anyone) or (anyone and not resume and unwritten):
             return  # a new run; or one of which no checkpoint was whole yet, and all begin again
         newest = checkpoint.common(self.folder, lists, self.pipeline.stages[0].plan.count)
         self.pipeline.fetch_copies(newest.name, votes)
-        self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts)
+        self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts, self.exchange.load_state)
         self.confirmed = max(self.confirmed, self.position.step)
         self.pipeline.offer(newest.name)
         if self.position.step >= self.config.train.steps and not anyone:
@@ -183,7 +191,7 @@ class Trainer:
             val_loss = self.validate()
             self.saver.flush()
         summary = self.summary(loss, val_loss)
-        if self.first:
+        if self.first and self.pipeline.replica == 0:
             write_atomic(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
         return summary
 
@@ -192,21 +200,25 @@ class Trainer:
         train, step = self.config.train, self.position.step
         self.pipeline.waits.take_seconds()  # what start-up or a validation has waited for is not this step's
         started = time.perf_counter()
-        first_sample = step * train.batch
-        batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, train.batch))
+        share = self.config.replica_batch
+        first_sample = step * train.batch + self.pipeline.replica * share
+        batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, share))
         with self.stop.abandoning(self.pipeline.abandon):
             loss = self.pipeline.step(batch_BT1, step, first_sample)
+            self._exchange_gradients(step)
             squared = 0.0
             for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
                 squared = optimizer.squared_norm() + squared
             stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
             self.ready = True
-            outcome = self.pipeline.settle(Outcome(step, loss, squared, stop, saved=self.saver.written))
+            own = Outcome(step, loss, squared, stop, saved=self.saver.written)
+            outcome = self.pipeline.settle(own, meeting=self.exchange.meets(step))
         self._refuse_divergence(outcome)
         self.ready, self.outcome = False, outcome
         self.keep(max(outcome.saved, default=-1))
         self.torn = True
         self._update(outcome)
+        self._exchange_parameters(step)
         if self.pipeline.codec.moves_after(step):
             self._move_basis()
         self._update_shared(step)
@@ -223,11 +235,26 @@ class Trainer:
         train = self.config.train
         for optimizer in self.optimizers:
             optimizer.step(rate_factor(outcome.step, train), clip_scale(outcome.norm, train.clip))
+        self.exchange.commit()
+
+    def _exchange_gradients(self, step: int) -> None:
+        """Let replicas learn from each other's gradients."""
+        if self.pipeline.peers.count > 1:
+            (optimizer,) = self.optimizers
+            self.exchange.gradients({name: tensor.grad for name, tensor in optimizer.named.items() if tensor.grad is not None}, step)
+
+    def _exchange_parameters(self, step: int) -> None:
+        """Let replicas learn from each other's parameters."""
+        if self.pipeline.peers.count > 1:
+            (optimizer,) = self.optimizers
+            self.exchange.parameters({name: tensor.data for name, tensor in optimizer.named.items()}, optimizer, step)
+            self.exchange.commit()
 
     def catch_up(self, outcome: Outcome) -> None:
         """Apply a step that others have committed and that this stage has its gradients of, where that needs no word from anyone."""
         codec, step = self.pipeline.codec, self.position.step
-        if self.ready and not self.torn and outcome.step == step and not codec.moves_after(step) and not codec.shares_after(step):
+        alone = not (codec.moves_after(step) or codec.shares_after(step) or self.exchange.talks_after(step))
+        if self.ready and not self.torn and outcome.step == step and alone:
             self._update(outcome)
             self.ready, self.position = False, replace(self.position, step=step + 1)
 
@@ -258,6 +285,7 @@ class Trainer:
             "compute_seconds": seconds - sum(spans.values()),
             **spans,
             **{name: value for stage in self.pipeline.stages for name, value in stage.figures().items()},
+            **{f"exchange_{name}": value for name, value in self.exchange.figures.items()},
             **self.pipeline.link_figures(seconds),
         }
 
@@ -265,7 +293,9 @@ class Trainer:
         """Let all stages go over to a new basis."""
         basis_DK = self.pipeline.next_basis()
         for stage, optimizer in zip(self.pipeline.stages, self.optimizers, strict=True):
-            optimizer.carry_over(stage.stream.go_over(basis_DK, stage.stream.version + 1))
+            rotation_KK = stage.stream.go_over(basis_DK, stage.stream.version + 1)
+            optimizer.carry_over(rotation_KK)
+            self.exchange.carry_over(rotation_KK, optimizer.axes)
 
     def _update_shared(self, step: int) -> None:
         """Let both sides of every boundary update what they share; the gradients of other steps are dropped."""
@@ -285,7 +315,7 @@ class Trainer:
 
     def save(self) -> None:
         """Take a snapshot; it is written while training goes on."""
-        self.saver.save(self.pipeline.stages, self.optimizers, self.position)
+        self.saver.save(self.pipeline.stages, self.optimizers, self.position, self.exchange.state)
 
     def keep(self, confirmed: int) -> None:
         """Delete checkpoints older than one that every worker has, offer the newest to the neighbour, and say what went wrong."""
@@ -314,6 +344,7 @@ class Trainer:
             "tokens_per_second": (steps - 1) * tokens_per_step / timed if steps > 1 else None,
             "final_loss": None if math.isnan(loss) else loss,
             "val_loss": val_loss,
+            "timed_steps": steps,
         }
         meters = self.pipeline.traffic.boundaries
         own = [
@@ -323,7 +354,14 @@ class Trainer:
                 - sum(copy.weight.numel() for copy in stage.copies()),
                 "boundary": meters[index].counts() if index < len(meters) else None,
                 "links": self.pipeline.link_meters(),
+                "exchange": self.pipeline.peers.sent,
             }
             for index, stage in enumerate(self.pipeline.stages)
         ]
         return summarise(self.config, run, self.pipeline.gather(own), self.pipeline.gather_values(peak_rss_bytes()))
+
+
+def held_for(worker: int, votes: list[dict], stages: int) -> list[str]:
+    """List the checkpoints of a worker of which another stage of its replica has a copy."""
+    replica, stage = divmod(worker, stages)
+    return [name for vote in of_replica(votes, replica, stages) for name in vote["copies"].get(str(stage), [])]

@@ -14,9 +14,11 @@ from rich.text import Text
 
 from thinwire.config import RunConfig
 from thinwire.link.profile import find_profile
+from thinwire.link.roster import Place
 from thinwire.model.cut import cut_layers
 from thinwire.track import Progress, Tracker
 
+FIRST = Place(0, 0)
 SPANS = ("compute", "encode", "wait", "decode")
 COMMON = frozenset({"loss", "gradient_norm", "rate", "seconds", "tokens", "tokens_per_second", "val_loss"})
 """Values that every stage gives alike; the trackers take them from stage 0."""
@@ -28,7 +30,7 @@ class RunView:
     def __init__(self, config: RunConfig, trackers: Sequence[Tracker] = ()) -> None:
         self.config, self.trackers = config, trackers
         self.ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-        self.latest: dict[int, Mapping[str, Any]] = {}
+        self.latest: dict[Place, Mapping[str, Any]] = {}
         self.rate = find_profile(config.link.profile).up_mbps
         self.terminal = sys.stdout.isatty()
         self.progress = Progress(config.train.steps, stream=io.StringIO() if self.terminal else None)
@@ -45,23 +47,24 @@ class RunView:
             self.live.update(self.table())
             self.live.stop()
 
-    def log(self, stage: int, step: int, values: Mapping[str, Any]) -> None:
-        """Take what a stage says of a step."""
-        self.latest[stage] = {"step": step, **values}
-        if stage == 0:
+    def log(self, place: Place, step: int, values: Mapping[str, Any]) -> None:
+        """Take what a worker says of a step."""
+        self.latest[place] = {"step": step, **values}
+        if place == FIRST:
             self.progress.log(step, values)
-        tracked = values if stage == 0 else {f"stage-{stage}/{name}": value for name, value in values.items() if name not in COMMON}
+        own = f"{f'replica-{place.replica}-' if place.replica else ''}stage-{place.stage}"
+        tracked = values if place == FIRST else {f"{own}/{name}": value for name, value in values.items() if name not in COMMON}
         for tracker in self.trackers:
             tracker.log(step, tracked)
         if self.live:
             self.live.update(self.table())
 
-    def event(self, stage: int, message: Mapping[str, Any]) -> None:
+    def event(self, place: Place, message: Mapping[str, Any]) -> None:
         """Say what happens to the crew: a worker was lost, and how all go on."""
         text = ""
         if "lost" in message:
-            text = f"stage {stage} was lost ({message['lost']}); another process takes its place"
-        elif stage == 0 and "restored" in message:
+            text = f"{self.called(place)} was lost ({message['lost']}); another process takes its place"
+        elif place == FIRST and "restored" in message:
             text = f"all stages go on from step {message['restored']}"
         if text and self.live:
             self.live.console.print(text)
@@ -73,15 +76,20 @@ class RunView:
         table = Table(title=f"{self.config.codec.name} over {self.config.link.profile}")
         for heading in ("stage", "layers", "step", *SPANS, "to the next", "to the previous"):
             table.add_column(heading, justify="left" if heading == "stage" else "right")
-        for stage, layers in enumerate(self.ranges):
-            values = self.latest.get(stage, {})
+        places = [Place(replica, stage) for replica in range(self.config.replicas.count) for stage in range(len(self.ranges))]
+        for place in places:
+            layers, values = self.ranges[place.stage], self.latest.get(place, {})
             total = sum(values.get(f"{span}_seconds", 0.0) for span in SPANS)
             shares = [f"{100 * values[f'{span}_seconds'] / total:.0f} %" if total else "" for span in SPANS]
             name = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else str(layers.start)
             sides = [self.rate_text(values.get(f"{side}_mbps")) for side in ("right", "left")]
-            table.add_row(str(stage), name, str(values.get("step", "")), *shares, *sides)
+            table.add_row(self.called(place).removeprefix("stage "), name, str(values.get("step", "")), *shares, *sides)
         line = Text(self.progress.describe(self.progress.clock()) if self.progress.first else "starting the workers")
         return Group(table, line)
+
+    def called(self, place: Place) -> str:
+        """Name a worker."""
+        return str(place) if self.config.replicas.count > 1 else f"stage {place.stage}"
 
     def rate_text(self, mbps: float | None) -> str:
         """Write a rate, with its share of the line where the line has a limit."""

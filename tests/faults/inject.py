@@ -6,6 +6,7 @@ A fault strikes once: a file with its name says that it has. Points are places i
     backward     while it sends a gradient to the stage before
     optimizer    between the first and the last parameter of an update
     write        between the tensors and the manifest of a checkpoint
+    exchange     while it swaps messages with the same stage of other replicas
     restore      before all stages vote for a checkpoint: once per epoch, when the links are open
 
 What it does there (`amount` is in seconds, unless something else stands here):
@@ -53,6 +54,7 @@ from thinwire.crew import Hear, Say, run_crew
 from thinwire.link.connection import Connection
 from thinwire.link.frame import Frame, Kind
 from thinwire.link.link import Link
+from thinwire.link.roster import Place
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.neighbours import Neighbours
@@ -76,17 +78,18 @@ class Fault:
     number: int = 1
     action: str = "kill"
     amount: float = 0.0
+    replica: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.stage}-{self.point}-{self.number}-{self.action}".replace(" ", "_")
+        return f"{self.replica}-{self.stage}-{self.point}-{self.number}-{self.action}".replace(" ", "_")
 
 
 class Scene:
     """A worker process and the ways to harm it; the process exists for one run."""
 
-    def __init__(self, stage: int, folder: Path, run: Path, seed: int = 0) -> None:
-        self.stage, self.folder, self.run = stage, folder, run
+    def __init__(self, stage: int, folder: Path, run: Path, seed: int = 0, replica: int = 0) -> None:
+        self.stage, self.folder, self.run, self.replica = stage, folder, run, replica
         self.random = random.Random(1000 * seed + stage)
         self.links: list[Link] = []
         self.cut_until = {"out": 0.0, "in": 0.0}
@@ -201,14 +204,15 @@ def arm(faults: list[Fault], scene: Scene) -> None:
     from thinwire.checkpoint import writing
     from thinwire.model.stages import Stage
     from thinwire.optimizer import StageOptimizer
+    from thinwire.replicas.peers import Peers
     from thinwire.train import Trainer
 
-    passed = dict.fromkeys((*POINTS, "restore"), 0)
+    passed = dict.fromkeys((*POINTS, "restore", "exchange"), 0)
 
     def passing(point: str) -> None:
         passed[point] += 1
         for fault in faults:
-            if (fault.stage, fault.point, fault.number) == (scene.stage, point, passed[point]):
+            if (fault.replica, fault.stage, fault.point, fault.number) == (scene.replica, scene.stage, point, passed[point]):
                 scene.strike(fault)
 
     def before(owner: Any, name: str, point: str, wanted: Callable[..., bool] = lambda *given: True) -> None:
@@ -226,6 +230,7 @@ def arm(faults: list[Fault], scene: Scene) -> None:
     before(StageOptimizer, "step", "optimizer")
     before(writing, "write_atomic", "write")
     before(Trainer, "_restore", "restore")
+    before(Peers, "swap", "exchange")
     write_part = writing.write_part
 
     def write(*given: Any) -> bool:
@@ -349,7 +354,7 @@ def order(folder: Path, stage: int, number: int, action: str, amount: float = 0.
 def train(seat: Seat, say: Say, stop: Stop, faults: list[dict[str, Any]], struck: str, **arguments: Any) -> dict[str, Any]:
     """Train as `launch.train` does, with faults; say first which process this is."""
     say({"pid": os.getpid()})
-    scene = Scene(seat.stage, Path(struck), Path(arguments["run"]))
+    scene = Scene(seat.stage, Path(struck), Path(arguments["run"]), replica=seat.replica)
     arm([Fault(**fault) for fault in faults], scene)
     threading.Thread(target=obey, args=(scene,), daemon=True).start()
     return launch.train(seat, say, stop, **arguments)
@@ -371,11 +376,11 @@ def train_with(
     command: TrainCommand = parse_train([*words, "--pipeline.mode", "workers"])
     arguments = {"run": str(command.run), "resume": command.resume, **given(faults, struck)}
 
-    def listen(stage: int, message: dict[str, Any]) -> None:
+    def listen(place: Place, message: dict[str, Any]) -> None:
         if heard is not None and "step" not in message:
-            heard.append((stage, message | {"at": time.monotonic()}))
+            heard.append((place.stage, message | {"at": time.monotonic()}))
         if hear is not None:
-            hear(stage, message)
+            hear(place.stage, message)
 
     return run_crew(train, command.config, arguments, listen, replacing={"replacing": True})[0]
 

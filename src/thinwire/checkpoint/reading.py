@@ -7,7 +7,7 @@ a shape that drops it, or adds one where there is nothing learnt, is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,31 @@ from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 
 OPTIMIZER = "optimizer/"
+EXCHANGE = "exchange/"
 BOUNDARY = re.compile(r"(?:entries|exits)\.(\d+)\.")
 Tensors = dict[str, Tensor]
 
 
-def load(folder: Path, stages: Sequence[Stage], optimizers: Sequence[StageOptimizer] | None, facts: dict[str, Any]) -> Position:
-    """Restore stages, and their optimizers where given, from one checkpoint; nothing is changed before all of it has been checked."""
+def load(
+    folder: Path,
+    stages: Sequence[Stage],
+    optimizers: Sequence[StageOptimizer] | None,
+    facts: dict[str, Any],
+    exchange: Callable[[Tensors], None] | None = None,
+) -> Position:
+    """Restore stages, and their optimizers where given, from one checkpoint; nothing is changed before all of it has been checked.
+
+    `exchange` is given what the stages kept of their exchange with other replicas.
+    """
     own = [read_manifest(folder, stage.plan.index, facts) for stage in stages if manifest_path(folder, stage.plan.index).exists()]
     same = len(own) == len(stages) and all(is_part_of(part, stage.plan) for part, stage in zip(own, stages, strict=True))
     manifests = own if same else all_manifests(folder, facts)
     parts = [read_part(folder, manifest) for manifest in manifests]
+    exchanged = taken_out(parts, EXCHANGE)
+    if exchanged and not same:
+        raise ValueError(
+            f"{folder} holds the state of an exchange between replicas, which belongs to its shape; resume in the shape that it has"
+        )
     if not same:
         parts = [merge(folder, parts)] * len(stages)
     chosen = []
@@ -46,6 +61,8 @@ def load(folder: Path, stages: Sequence[Stage], optimizers: Sequence[StageOptimi
         raise ValueError(
             f"{folder} holds weights without optimizer state, as `thinwire export` writes them; it can be evaluated, not resumed"
         )
+    if exchange is not None:
+        exchange(exchanged)
     for index, (weights, state) in enumerate(chosen):
         # Both copy into memory of torch's own: the bits of later steps must not depend on how a file happened to be aligned.
         stages[index].load_state_dict(weights)
@@ -84,6 +101,11 @@ def read_part(folder: Path, manifest: dict[str, Any]) -> Tensors:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file ({error}); delete {folder} and resume from the checkpoint before it") from None
+
+
+def taken_out(parts: list[Tensors], prefix: str) -> Tensors:
+    """Take the tensors whose names begin like this out of all parts; return them without the prefix."""
+    return {name.removeprefix(prefix): part.pop(name) for part in parts for name in list(part) if name.startswith(prefix)}
 
 
 def merge(folder: Path, parts: list[Tensors]) -> Tensors:

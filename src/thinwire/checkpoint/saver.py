@@ -8,11 +8,13 @@ tries again. Nothing is deleted before `confirm` has said that every worker has 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from thinwire.checkpoint.layout import Position, folder_of
 from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
@@ -66,14 +68,23 @@ class Saver:
         with self._state:
             return self._problem
 
-    def save(self, stages: Sequence[Stage], optimizers: Sequence[StageOptimizer], position: Position) -> None:
-        """Copy weights, buffers and optimizer state, and have them written; a snapshot that still waits gives way to this one."""
+    def save(
+        self,
+        stages: Sequence[Stage],
+        optimizers: Sequence[StageOptimizer],
+        position: Position,
+        exchange: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Copy weights, buffers and optimizer state, and have them written; a snapshot that still waits gives way to this one.
+
+        `exchange` is what the stage of this process keeps of its exchange with other replicas.
+        """
         assert not self._closed, "save after close"
         assert [stage.plan.index for stage in stages] == self.indices, "other stages than this saver's"
         with self._state:
             self._before = position.before
             self._waiting = None  # before the copy: never more than two snapshots in memory
-        parts = [part_of(*pair, position, self.facts, copy=True) for pair in zip(stages, optimizers, strict=True)]
+        parts = [part_of(*pair, position, self.facts, copy=True, exchange=exchange) for pair in zip(stages, optimizers, strict=True)]
         with self._state:
             self._waiting = Snapshot(position, parts)
             if self._thread is None:

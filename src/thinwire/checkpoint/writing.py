@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,12 +45,21 @@ class Part:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def part_of(stage: Stage, optimizer: StageOptimizer, position: Position, facts: dict[str, Any], *, copy: bool) -> Part:
+def part_of(
+    stage: Stage,
+    optimizer: StageOptimizer,
+    position: Position,
+    facts: dict[str, Any],
+    *,
+    copy: bool,
+    exchange: Mapping[str, Tensor] | None = None,
+) -> Part:
     """Take a stage's part as it is now; with `copy` in memory of its own, that later steps do not change."""
     plan = stage.plan
     manifest = {"format": FORMAT, "stage": plan.index, "stages": plan.count, "layers": list(plan.layers), **facts}
     manifest |= {**asdict(position), "basis_version": stage.stream.version}
     tensors = {**stage.state_dict(), **{f"optimizer/{name}": tensor for name, tensor in optimizer.state_tensors().items()}}
+    tensors |= {f"exchange/{name}": tensor for name, tensor in (exchange or {}).items()}
     return Part(
         manifest,
         {

@@ -80,7 +80,7 @@ def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = 
     here = replace(config.data, tokenizer=str(folder / TOKENIZER_FILE)) if (folder / TOKENIZER_FILE).is_file() else config.data
     data = open_data(here, config.model, config.seed)
     print("thinwire: checking the imported model by its validation loss; this takes a while", file=sys.stderr)
-    windows_NT1 = validation_batch(data, config.train.validation_sequences, config.train.batch // config.pipeline.microbatches)
+    windows_NT1 = validation_batch(data, config.train.validation_sequences, config.microbatch)
     if project:
         before = staged.evaluate(unbound(config), windows_NT1, foreign.fill, step=0, boundaries=False)
         said.append(f"validation loss {before:.4f} before projection, of the folder's own network; {len(windows_NT1)} sequences")

@@ -39,7 +39,7 @@ def validation_windows(config: RunConfig, run: Path, sequences: int) -> Tensor:
     data = config.data
     if (run / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=str(run / TOKENIZER_FILE))
-    microbatch = config.train.batch // config.pipeline.microbatches
+    microbatch = config.microbatch
     return validation_batch(open_data(data, config.model, config.seed), sequences, microbatch)
 
 

@@ -22,6 +22,14 @@ class Place:
     def __str__(self) -> str:
         return f"replica {self.replica} stage {self.stage}"
 
+    def beside(self, side: int) -> Place:
+        """Return the place before (-1) or behind (1) in the same replica."""
+        return Place(self.replica, self.stage + side)
+
+    def sides(self, stages: int) -> dict[int, Place]:
+        """Return the places before (-1) and behind (1) that there are in a replica of so many stages."""
+        return {side: self.beside(side) for side in (-1, 1) if 0 <= self.stage + side < stages}
+
 
 @dataclass(frozen=True)
 class Worker:

@@ -1,13 +1,15 @@
 """The control path of a step: loss, gradient norm and stop wish go upstream, their total comes back down and commits the step.
 
-The total rides ahead of the next step's first payload, so clipping by the global norm costs no extra round trip.
+The total rides ahead of the next step's first payload, so clipping by the global norm costs no extra round trip. With replicas the first
+stages are joined in a tree with replica 0 at its root, and all that all workers agree on passes there.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from thinwire.link.errors import ProtocolError
@@ -17,44 +19,80 @@ from thinwire.pipeline.meter import Meter
 from thinwire.pipeline.outcome import Outcome
 
 
+@dataclass(frozen=True)
+class Tree:
+    """The first stages of other replicas: the one nearer to replica 0, and those behind this one, by number."""
+
+    parent: Link | None = None
+    children: Mapping[int, Link] = field(default_factory=dict)
+
+
 class Control:
     """Talk with the neighbours between the payloads."""
 
-    def __init__(self, left: Link | None, right: Link | None) -> None:
-        self.left, self.right = left, right
+    def __init__(self, left: Link | None, right: Link | None, tree: Tree | None = None, replica: int = 0) -> None:
+        """Talk with the neighbours of a stage; the first stages of several replicas also talk with each other."""
+        self.left, self.right, self.tree, self.replica = left, right, tree or Tree(), replica
         self.meter = Meter()
 
-    def settle(self, own: Outcome) -> Outcome:
-        """Agree on the outcome of a step; every stage returns the same."""
+    def settle(self, own: Outcome, *, meeting: bool = True) -> Outcome:
+        """Agree on the outcome of a step; every stage returns the same, and so does every replica where they meet, but for its norm."""
         outcome = own if self.right is None else own.plus(decode_outcome(self.receive(self.right)))
         if self.left is not None:
             self.send(self.left, asdict(outcome))
             outcome = decode_outcome(self.receive(self.left))
-            if outcome.step != own.step:
-                raise ProtocolError("step", outcome.step, own.step, "total of another step")
+        else:
+            outcome = self._settle_replicas(outcome) if meeting else outcome.alone()
+        if outcome.step != own.step:
+            raise ProtocolError("step", outcome.step, own.step, "total of another step")
         if self.right is not None:
             self.send(self.right, asdict(outcome))
         return outcome
 
+    def _settle_replicas(self, own: Outcome) -> Outcome:
+        """Agree with the other first stages."""
+        outcome = own
+        for child in self.tree.children.values():
+            outcome = outcome.beside(decode_outcome(self.receive(child)))
+        if self.tree.parent is not None:
+            self.send(self.tree.parent, asdict(outcome))
+            outcome = decode_outcome(self.receive(self.tree.parent))
+        for child in self.tree.children.values():
+            self.send(child, asdict(outcome))
+        return outcome.of_replica(own)
+
     def announce(self, facts: dict[str, Any] | None) -> dict[str, Any]:
-        """Pass on what stage 0 knows about the run; every stage returns it."""
-        if self.left is not None:
-            facts = self.receive(self.left)
-        assert facts is not None, "only stage 0 makes the facts"
-        if self.right is not None:
-            self.send(self.right, facts)
+        """Pass on what stage 0 of replica 0 knows about the run; everyone returns it."""
+        if self._above is not None:
+            facts = self.receive(self._above)
+        assert facts is not None, "only a first stage makes the facts"
+        for link in self._below:
+            self.send(link, facts)
         return facts
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Collect what every stage says of itself, first stage first; every stage returns the list."""
-        behind = [] if self.right is None else self.receive(self.right)["stages"]
-        everyone = {"stages": [own, *behind]}
-        if self.left is not None:
-            self.send(self.left, everyone)
-            everyone = self.receive(self.left)
-        if self.right is not None:
-            self.send(self.right, everyone)
-        return everyone["stages"]
+        """Collect what every worker says of itself, replica by replica, first stage first; everyone returns the list."""
+        behind = [] if self.right is None else self.receive(self.right)["workers"]
+        workers = [[self.replica, own], *behind]
+        for child in self.tree.children.values():
+            workers += self.receive(child)["workers"]
+        everyone = {"workers": sorted(workers, key=lambda worker: worker[0])}  # stages are in order, and stay so
+        if self._above is not None:
+            self.send(self._above, everyone)
+            everyone = self.receive(self._above)
+        for link in self._below:
+            self.send(link, everyone)
+        return [part for _, part in everyone["workers"]]
+
+    @property
+    def _above(self) -> Link | None:
+        """Return the neighbour on the way to stage 0 of replica 0."""
+        return self.tree.parent if self.left is None else self.left
+
+    @property
+    def _below(self) -> list[Link]:
+        """Return the neighbours whose way there leads through this worker."""
+        return [*self.tree.children.values(), *([] if self.right is None else [self.right])]
 
     def send(self, link: Link, message: dict[str, Any]) -> None:
         link.send(Frame.make(Kind.STEP, json.dumps(message).encode(), epoch=link.epoch))
@@ -72,20 +110,27 @@ class Control:
         return message
 
     def basis_downstream(self, data: bytes | None) -> bytes:
-        """Pass the first basis on from stage 0; every stage returns its bytes."""
-        return self._relay_basis(data, self.left, self.right)
+        """Pass the first basis on from stage 0 of replica 0; everyone returns its bytes."""
+        if self._above is not None:
+            data = self.receive_tensor(self._above)
+        assert data is not None
+        for link in self._below:
+            self.send_tensor(link, data)
+        return data
 
     def basis_upstream(self, data: bytes | None) -> bytes:
-        """Pass a moved basis on from the last stage; every stage returns its bytes."""
-        return self._relay_basis(data, self.right, self.left)
+        """Pass a moved basis on from the last stage of replica 0; everyone returns its bytes.
 
-    def _relay_basis(self, data: bytes | None, source: Link | None, target: Link | None) -> bytes:
-        """Take the basis from one neighbour, unless it was made here, and hand it to the other."""
-        if source is not None:
-            data = self.receive_tensor(source)
+        In other replicas it comes down from the first stage: what they would have proposed themselves differs.
+        """
+        if self.replica:
+            return self.basis_downstream(None)
+        if self.right is not None:
+            data = self.receive_tensor(self.right)
         assert data is not None
-        if target is not None:
-            self.send_tensor(target, data)
+        for link in (self.left, *self.tree.children.values()):
+            if link is not None:
+                self.send_tensor(link, data)
         return data
 
     def send_tensor(self, link: Link | None, data: bytes) -> None:
@@ -122,6 +167,8 @@ def decode_outcome(message: dict[str, Any]) -> Outcome:
     if message["loss"] is not None and type(message["loss"]) not in (int, float):
         raise ProtocolError("loss", message["loss"], "a number or null")
     saved = message["saved"]
+    if message["replicas"] < 1:
+        raise ProtocolError("replicas", message["replicas"], "at least 1")
     if not isinstance(saved, list) or any(type(step) is not int for step in saved):
         raise ProtocolError("saved", saved, "a list of steps")
     return Outcome(**message | {"saved": tuple(saved)})

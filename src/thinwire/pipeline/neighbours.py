@@ -17,14 +17,17 @@ from thinwire.link.options import LinkOptions
 from thinwire.link.profile import find_profile
 from thinwire.link.roster import Place, Roster
 from thinwire.link.tls import Identity
+from thinwire.replicas.graph import make_graph
 
 
 @dataclass(frozen=True)
 class Links:
-    """The neighbours before and behind a stage."""
+    """The neighbours before and behind a stage, and its copies in other replicas."""
 
     left: Link | None
     right: Link | None
+    across: Mapping[int, Link]
+    """By replica."""
 
 
 class Neighbours:
@@ -34,47 +37,50 @@ class Neighbours:
         self.roster, self.identity, self.place, self.run, self.incarnation = roster, identity, place, run, incarnation
         self.listen = listen
         self.listener: Listener | None = None
-        self.opened: dict[int, Link] = {}
-        self.met: dict[int, int | None] = {}
-        """The newest incarnation met on each side: an older one has been replaced."""
+        self.opened: dict[Place, Link] = {}
+        self.met: dict[Place, int | None] = {}
+        """The newest incarnation met at each place: an older one has been replaced."""
 
-    def open(self, config: RunConfig, contracts: Mapping[int, Contract], timeout: float | None = None) -> Links:
-        """Open the links to the stages before (-1) and behind (1), with what each may carry; return when both neighbours are there."""
-        stages = config.pipeline.stages
-        sides = {side: Place(self.place.replica, self.place.stage + side) for side in (-1, 1)}
-        peers = {side: place for side, place in sides.items() if 0 <= place.stage < stages}
+    def open(self, config: RunConfig, contracts: Mapping[Place, Contract], timeout: float | None = None) -> Links:
+        """Open the links to these places, with what each may carry; return when all who sit there have come."""
         options = link_options(config.link)
-        if self.listener is None and any(self._listens_for(place) for place in peers.values()):
+        if self.listener is None and any(map(self._listens_for, contracts)):
             address = self.listen or self.roster.worker(self.place).address
             assert address is not None
-            self.listener = Listener(address, self.identity, [self.roster.worker(place) for place in peers.values()], options)
-        for side, place in peers.items():
-            self.opened[side] = self._link(side, place, config, contracts[side], options)
+            self.listener = Listener(address, self.identity, [self.roster.worker(place) for place in contracts], options)
+        for place, contract in contracts.items():
+            self.opened[place] = self._link(place, config, contract, options)
         for link in list(self.opened.values()):
             link.wait_open(timeout)
-        return Links(self.opened.get(-1), self.opened.get(1))
+        across = {place.replica: link for place, link in self.opened.items() if place.replica != self.place.replica}
+        return Links(self.opened.get(self.place.beside(-1)), self.opened.get(self.place.beside(1)), across)
+
+    def joined(self, config: RunConfig) -> dict[int, Place]:
+        """Return the places of this stage in the replicas that this one is joined with."""
+        graph = make_graph(config.replicas.graph, config.replicas.count)
+        return {replica: Place(replica, self.place.stage) for replica in graph.neighbours(self.place.replica)}
 
     def _listens_for(self, peer: Place) -> bool:
         return self.roster.listener(self.place, peer) == self.place
 
-    def _link(self, side: int, peer: Place, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
+    def _link(self, peer: Place, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
         terms = Terms(self.run, shared_settings(config), self.place, self.incarnation)
         more: More = {
             "options": options,
             "profile": find_profile(config.link.profile),
-            "failed": partial(self._pass_on, -side),
-            "newest": self.met.get(side),
+            "failed": partial(self._pass_on, peer),
+            "newest": self.met.get(peer),
         }
         if self._listens_for(peer):
             assert self.listener is not None
             return Link.listen(self.listener, self.roster.worker(peer), terms, contract, **more)
         return Link.connect(self.roster.worker(peer), self.identity, terms, contract, **more)
 
-    def _pass_on(self, side: int, error: LinkError) -> None:
-        """Fail the link on the other side too: whoever waits there, here or beyond it, must not wait for ever."""
-        link = self.opened.get(side)
-        if link is not None:
-            link.abort(passed_on(error))
+    def _pass_on(self, peer: Place, error: LinkError) -> None:
+        """Fail all other links too: whoever waits there, here or beyond them, must not wait for ever."""
+        for place, link in list(self.opened.items()):
+            if place != peer:
+                link.abort(passed_on(error))
 
     def interrupt(self) -> None:
         """Fail all links, because the run is to end at once: whoever waits for one gives up, here and beyond."""
@@ -83,8 +89,8 @@ class Neighbours:
 
     def drop(self, reason: LinkError) -> None:
         """End the links of an epoch; whoever is at their other ends is told why."""
-        for side, link in self.opened.items():
-            self.met[side] = link.newest
+        for place, link in self.opened.items():
+            self.met[place] = link.newest
             link.abort(passed_on(reason))
         self._close_links()
 

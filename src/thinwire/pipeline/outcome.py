@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Outcome:
 
     saved: tuple[int, ...] = ()
     """Steps of which this stage, or every one of them, has a checkpoint on its disk."""
+    replicas: int = 1
+    """How many replicas it is the total of."""
 
     def plus(self, downstream: Outcome) -> Outcome:
         """Add what the stages behind this one have said. The order of the sum is fixed: from the last stage to the first."""
@@ -38,6 +42,31 @@ class Outcome:
             tuple(step for step in self.saved if step in downstream.saved),
         )
 
+    def beside(self, other: Outcome) -> Outcome:
+        """Add what other replicas have said: the mean of the losses, and this one's own norm."""
+        if other.step != self.step or self.loss is None or other.loss is None:
+            raise ValueError(f"outcome of step {other.step} beside one of step {self.step}; the replicas have lost step")
+        together = self.replicas + other.replicas
+        return replace(
+            self.plus(other),
+            loss=(self.loss * self.replicas + other.loss * other.replicas) / together,
+            squared_norm=self.squared_norm,
+            replicas=together,
+        )
+
+    def of_replica(self, own: Outcome) -> Outcome:
+        """Return the total as one replica applies it: with the norm of its own gradients."""
+        return replace(self, squared_norm=own.squared_norm)
+
+    def alone(self) -> Outcome:
+        """Return the outcome of a replica that meets no other at this step: it neither stops nor deletes a checkpoint by itself."""
+        return replace(self, stop=False, saved=())
+
     @property
     def norm(self) -> float:
         return math.sqrt(self.squared_norm) if self.squared_norm >= 0 else math.nan
+
+
+def of_replica(everyone: Sequence[Any], replica: int, stages: int) -> list[Any]:
+    """Choose what the stages of one replica say among what all workers say; one that speaks for all its stages is alone."""
+    return list(everyone[replica * stages : (replica + 1) * stages])

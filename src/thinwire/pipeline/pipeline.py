@@ -19,6 +19,8 @@ from thinwire.model.stages import Stage, build_stages
 from thinwire.pipeline.boundary import Boundary
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.outcome import Outcome
+from thinwire.replicas.graph import make_graph
+from thinwire.replicas.peers import Peers
 from thinwire.stop import Abandoned
 
 
@@ -33,7 +35,7 @@ def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
-    microbatch = config.train.batch // config.pipeline.microbatches
+    microbatch = config.microbatch
     return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype)
 
 
@@ -50,6 +52,7 @@ class Pipeline:
         if len({stage.stream.fingerprint() for stage in stages}) != 1:
             raise ValueError("the stages do not agree on basis and fixed features; start them from the same seed and settings")
         self.stages = stages
+        self.replica, self.peers = 0, Peers(0, make_graph("complete", 1), {})
         self.codec = codec
         self.microbatch = microbatch
         self.boundaries = [Boundary(codec.at(stage.plan.layers.start), microbatch, time) for stage in stages[1:]]
@@ -67,7 +70,7 @@ class Pipeline:
         """Give up the step under way; called by a signal, which interrupts this very thread."""
         raise Abandoned
 
-    def settle(self, own: Outcome) -> Outcome:
+    def settle(self, own: Outcome, *, meeting: bool = True) -> Outcome:
         """Return the outcome of all stages: here they are one."""
         return own
 

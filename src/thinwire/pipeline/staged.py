@@ -27,7 +27,7 @@ def evaluate(config: RunConfig, windows_NT1: Tensor, fill: Fill, *, step: int, b
     """Return the mean loss after so many steps, through the run's boundaries or, without them, of the plain network."""
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-    microbatch = config.train.batch // config.pipeline.microbatches
+    microbatch = config.microbatch
     rows = [slice(start, start + microbatch) for start in range(0, len(windows_NT1), microbatch)]
     samples_N = torch.arange(len(windows_NT1))
     payloads: list[tuple[Tensor, ...]] = [()] * len(rows)

@@ -15,13 +15,13 @@ from thinwire.link.link import Link
 from thinwire.link.probe import probe
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stage
+from thinwire.pipeline.across import exchange_contract, join_control, join_peers
 from thinwire.pipeline.backend import boundary_contract, boundary_port, open_group
-from thinwire.pipeline.control import Control
 from thinwire.pipeline.copies import Copies
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.neighbours import Neighbours
-from thinwire.pipeline.outcome import Outcome
+from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.pipeline import build_codec, gradient_of
 from thinwire.pipeline.schedule import ScheduleName, depths
 
@@ -51,22 +51,27 @@ class WorkerPipeline:
         `timing` is what the schedule was made from in the epoch before; `copies` the run folder, where neighbours keep each other's
         checkpoints.
         """
-        self.config, self.neighbours = config, neighbours
+        self.config, self.neighbours, self.replica = config, neighbours, neighbours.place.replica
         self.codec = build_codec(config)
         ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
         stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
         self.stages = [stage]
-        self.microbatch = config.train.batch // config.pipeline.microbatches
+        self.microbatch = config.microbatch
         form = (self.microbatch, config.model.context)
         before, behind = self.codec.at(ranges[index].start), self.codec.at(ranges[index].stop)
+        joined = neighbours.joined(config)
         links = neighbours.open(
             config,
             {
-                -1: boundary_contract(before, *form, config.pipeline.microbatches, downstream=False, epoch=epoch),
-                1: boundary_contract(behind, *form, config.pipeline.microbatches, downstream=True, epoch=epoch),
-            },
+                place: boundary_contract(
+                    behind if side > 0 else before, *form, config.pipeline.microbatches, downstream=side > 0, epoch=epoch
+                )
+                for side, place in neighbours.place.sides(len(ranges)).items()
+            }
+            | dict.fromkeys(joined.values(), exchange_contract(epoch)),
         )
-        self.control = Control(links.left, links.right)
+        self.peers = join_peers(config, self.replica, links)
+        self.control = join_control(links, self.peers.graph, self.replica)
         self.ports = {
             index + side: boundary_port(link, codec, *form, downstream=side > 0, version=lambda: stage.stream.version)
             for side, codec, link in ((-1, before, links.left), (1, behind, links.right))
@@ -115,9 +120,9 @@ class WorkerPipeline:
 
     def _schedule(self, right: Link | None, timing: Outcome | None) -> None:
         """Make the schedule, as deep as the slowest link and stage ask for; all stages must agree on it."""
-        slowest = self.control.settle(timing or self._measure(right))
+        slowest = self.control.settle(timing or self._measure(right), meeting=False)
         if slowest.turn_seconds == UNKNOWN.turn_seconds:  # nobody remembers: all were replaced
-            slowest = self.control.settle(self._measure(right))
+            slowest = self.control.settle(self._measure(right), meeting=False)
         self.timing = slowest
         wanted = self.config.pipeline.schedule
         name: ScheduleName = "depth" if wanted == "auto" else wanted
@@ -147,14 +152,14 @@ class WorkerPipeline:
         """Give up the step under way: the links fail, and with them whatever this worker and the others wait for."""
         self.neighbours.interrupt()
 
-    def settle(self, own: Outcome) -> Outcome:
-        """Agree with all stages on the outcome of a step."""
-        return self.control.settle(own)
+    def settle(self, own: Outcome, *, meeting: bool = True) -> Outcome:
+        """Agree with all stages on the outcome of a step, and with the other replicas where they meet."""
+        return self.control.settle(own, meeting=meeting)
 
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, rows: int, step: int = 0) -> float:
         """Return the mean loss of a batch of `rows` sequences, a step's worth at a time; the last part is filled up and not counted."""
-        total, size = 0.0, self.config.train.batch
+        total, size = 0.0, self.config.replica_batch
         for start in range(0, rows, size):
             part = None if batch_BT1 is None else _filled(batch_BT1[start : start + size], size)
             self._begin(counting=False)
@@ -179,7 +184,8 @@ class WorkerPipeline:
         return self.copies.held() if self.copies else {}
 
     def fetch_copies(self, name: str, votes: Sequence[dict[str, Any]]) -> None:
-        index = self.stages[0].plan.index
+        plan = self.stages[0].plan
+        index, votes = plan.index, of_replica(votes, self.replica, plan.count)
         for stage, vote in enumerate(votes):
             if name in vote["steps"]:
                 continue
@@ -200,7 +206,7 @@ class WorkerPipeline:
             self.copies.confirm(step)
 
     def link_meters(self) -> list[dict[str, Any]]:
-        return [port.link.meter.snapshot() for port in self.ports.values()]
+        return [link.meter.snapshot() for link in self.neighbours.opened.values()]
 
     def link_figures(self, seconds: float) -> dict[str, float]:
         """Return the Mbit/s sent to each neighbour during a step, socket bytes counted."""

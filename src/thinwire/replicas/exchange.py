@@ -75,7 +75,7 @@ class Exchange:
 
     def meets(self, step: int) -> bool:
         """Tell whether the replicas wait for each other at a step."""
-        return self.talks_before(step) or self.talks_after(step)
+        return self.peers.count == 1 or self.talks_before(step) or self.talks_after(step)
 
     def propose(self, name: str, tensor: Tensor) -> None:
         """Set a tensor of the state once the step is committed."""
@@ -124,7 +124,9 @@ def read_exchange(text: str) -> tuple[type[Exchange], Any]:
 
 
 def build(config: RunConfig, peers: Peers, parameters: Named) -> Exchange:
-    """Make the method that a config names."""
+    """Make the method that a config names; a single replica needs none."""
+    if config.replicas.count == 1:
+        return Exchange(Options(), config, peers, parameters)
     kind, options = read_exchange(config.replicas.exchange)
     options.check(config)
     return kind(options, config, peers, parameters)

@@ -50,9 +50,9 @@ class Peers:
             for peer, data in outgoing.items():
                 if start < len(data):
                     self.wires[peer].send(data[start : start + CHUNK_BYTES])
-            for peer, length in wanted.items():
-                if start < length:
-                    found[peer] += self._chunk(peer, min(CHUNK_BYTES, length - start))
+            for peer, size in wanted.items():
+                if start < size:
+                    found[peer] += self._chunk(peer, min(CHUNK_BYTES, size - start))
         self.wait_seconds += time.perf_counter() - started
         self.sent += sum(map(len, outgoing.values()))
         return {peer: bytes(data) for peer, data in found.items()}

@@ -1,0 +1,113 @@
+"""Replicas as worker processes: the numbers of one replica with the whole batch, and equal bits after losses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from faults.inject import Fault, train_with
+from runs import train
+from thinwire import cli
+
+pytestmark = pytest.mark.timeout(180)
+GRID = ("--pipeline.mode", "workers", "--replicas.count", "2", "--train.batch", "8")
+DOUBLE = ("--train.dtype", "fp64", "--train.clip", "0.5")
+METHODS = ("allreduce", "hybrid", "powersgd:rank=2", "threshold:density=0.1", "gravac", "powergossip", "local:steps=2", "ist:steps=2")
+QUICK = ("powersgd:rank=2", "local:steps=2")
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Return the parameters of a run's newest checkpoint."""
+    *_, newest = sorted((run / "checkpoints").glob("step-*"))
+    parts = [load_file(path) for path in sorted(newest.glob("stage-*.safetensors"))]
+    return {name: tensor for part in parts for name, tensor in part.items() if "/" not in name}
+
+
+@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_two_replicas_with_allreduce_are_one_with_the_whole_batch(config, tmp_path, stages):
+    words = ("--pipeline.stages", str(stages), "--train.steps", "20", *DOUBLE)
+    one = train(config, tmp_path / "one", *words, "--train.batch", "8", "--pipeline.microbatches", "4")
+    two = train(config, tmp_path / "two", *words, *GRID)
+    assert two["replicas"] == 2 and two["tokens"] == one["tokens"]
+    assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-9)
+    alone = weights(tmp_path / "one")
+    for run in (tmp_path / "two", tmp_path / "two/replica-1"):
+        for name, tensor in weights(run).items():
+            assert (tensor - alone[name]).abs().max() < 1e-10, name
+    hashes = two["weights_sha256"]
+    assert len(hashes) == 2 * stages and hashes[:stages] == hashes[stages:]
+
+
+def test_bytes_are_split_and_counted(config, tmp_path):
+    summary = train(config, tmp_path / "run", *GRID)
+    split = summary["bytes_per_step"]
+    # With two replicas each worker sends half of its gradients and half of the sums: all of its parameters once, in fp32.
+    assert split["exchange"] == 2 * summary["trainable_parameters"] * 4
+    payload = summary["bytes_per_token_forward"] + summary["bytes_per_token_backward"]
+    assert split["boundary"] == pytest.approx(payload * 8 * 16)
+    assert 0 < split["control"] < 20_000
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / "metrics/stage-0.jsonl").read_text().splitlines()]
+        for folder in (tmp_path / "run", tmp_path / "run/replica-1")
+    ]
+    assert len(losses[0]) == 6 and losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("method", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in METHODS])
+def test_a_worker_killed_in_the_exchange_leaves_equal_weights(config, tmp_path, method):
+    words = (*GRID, "--replicas.exchange", method, "--train.checkpoint_every", "1")
+    calm = train(config, tmp_path / "calm", *words)
+    command = ["--config", config, "--run", str(tmp_path / "run"), *words]
+    faults = [Fault(1, "exchange", 3, replica=1), Fault(0, "forward", 5)]
+    heard: list[tuple[int, dict]] = []
+    disturbed = train_with(command, faults, tmp_path / "struck", heard)
+    assert sum("lost" in message for _, message in heard) == 2
+    assert disturbed["weights_sha256"] == calm["weights_sha256"]
+
+
+@pytest.mark.parametrize("method", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in METHODS])
+def test_a_resumed_grid_has_the_bits_of_one_that_was_not_stopped(config, tmp_path, method):
+    words = (*GRID, "--replicas.exchange", method, "--train.decay", "0")
+    whole = train(config, tmp_path / "whole", *words)
+    train(config, tmp_path / "run", *words, "--train.steps", "4")
+    resumed = train(config, tmp_path / "run", "--resume", *words)
+    assert resumed["steps"] == 6 and resumed["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--replicas.count", "3", "--train.batch", "8"), "replicas.count is 3, which does not divide train.batch 8"),
+        (("--replicas.count", "4", "--train.batch", "8", "--replicas.graph", "0-1,2-3"), "not connected"),
+        (("--replicas.count", "3", "--train.batch", "6", "--replicas.graph", "0-1:0.7,1-2:0.7"), "not doubly stochastic"),
+        (("--replicas.count", "2", "--replicas.exchange", "gossip"), "unknown exchange 'gossip'"),
+        (("--replicas.count", "2", "--replicas.exchange", "powersgd:rank=0"), "rank"),
+        (("--replicas.count", "2", "--pipeline.mode", "inprocess"), "add --pipeline.mode workers"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_step(config, tmp_path, capsys, words, reason):
+    given = words if "--pipeline.mode" in words else (*words, "--pipeline.mode", "workers")
+    assert cli.main(["train", "--config", config, "--run", str(tmp_path / "run"), "--pipeline.microbatches", "1", *given]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_state_that_is_missing_is_refused_by_name(config, tmp_path, capsys):
+    words = (*GRID, "--replicas.exchange", "powersgd:rank=2", "--train.decay", "0")
+    train(config, tmp_path / "run", *words, "--train.steps", "4")
+    from safetensors.torch import save_file
+
+    from thinwire import checkpoint
+
+    (folder,) = (tmp_path / "run/checkpoints").glob("step-000004")
+    path = folder / "stage-0.safetensors"
+    save_file({name: tensor for name, tensor in load_file(path).items() if not name.startswith("exchange/")}, path)
+    manifest = json.loads((folder / "stage-0.json").read_text())
+    manifest |= {"sha256": checkpoint.file_sha256(path), "bytes": path.stat().st_size}
+    (folder / "stage-0.json").write_bytes(checkpoint.encode(manifest))
+    assert cli.main(["train", "--config", config, "--run", str(tmp_path / "run"), *words, "--resume"]) == 2
+    assert "powersgd" in capsys.readouterr().err
