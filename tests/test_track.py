@@ -15,6 +15,7 @@ import torch
 from runs import train
 from thinwire import cli, track
 from thinwire.configfile import from_toml, load
+from thinwire.link.roster import Place
 from thinwire.settings import parse_join, parse_train
 from thinwire.track import JsonLines, Progress, Tracker, duration, scalars
 from thinwire.trackers import registry
@@ -281,12 +282,24 @@ class Listed(Tracker):
 def test_workers_values_are_tracked_once_and_by_stage():
     seen = Listed()
     with RunView(load("laptop"), [seen]) as view:
-        view.log(1, 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.5, "left_mbps": 2.0})
-        view.log(0, 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.25})
+        view.log(Place(0, 1), 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.5, "left_mbps": 2.0})
+        view.log(Place(0, 0), 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.25})
+        view.log(Place(1, 1), 1, {"loss": 5.0, "wait_seconds": 0.75})
+        view.log(Place(0, 0), 1, {"loss": 5.0, "seconds": 9.0, "wait_seconds": 0.3})  # done again after a loss
     assert seen.logged == [
         (1, {"stage-1/wait_seconds": 0.5, "stage-1/left_mbps": 2.0}),
         (1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.25}),
+        (1, {"replica-1-stage-1/wait_seconds": 0.75}),
     ]
+
+
+def test_a_loss_is_told_with_the_steps_that_are_done_again(capsys):
+    with RunView(load("laptop")) as view:
+        view.event(Place(0, 2), {"lost": "exit code -9"})
+        view.event(Place(0, 0), {"abandoned": 7, "epoch": 0, "why": "stage 2"})
+        view.event(Place(0, 0), {"restored": 4, "epoch": 1})
+    said = capsys.readouterr().out
+    assert "stage 2 was lost (exit code -9)" in said and "all stages go on from step 4; 3 steps are done again" in said
 
 
 # TensorBoard ----------------------------------------------------------------------------------------------------------------------------

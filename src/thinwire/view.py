@@ -31,6 +31,9 @@ class RunView:
         self.config, self.trackers = config, trackers
         self.ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
         self.latest: dict[Place, Mapping[str, Any]] = {}
+        self.tracked: dict[Place, int] = {}
+        self.reached = 0
+        """Steps that were done when one was last abandoned."""
         self.rate = find_profile(config.link.profile).up_mbps
         self.terminal = sys.stdout.isatty()
         self.progress = Progress(config.train.steps, stream=io.StringIO() if self.terminal else None)
@@ -54,18 +57,23 @@ class RunView:
             self.progress.log(step, values)
         own = f"{f'replica-{place.replica}-' if place.replica else ''}stage-{place.stage}"
         tracked = values if place == FIRST else {f"{own}/{name}": value for name, value in values.items() if name not in COMMON}
-        for tracker in self.trackers:
-            tracker.log(step, tracked)
+        if step > self.tracked.get(place, 0):  # a step that is done again after a loss has the same values
+            self.tracked[place] = step
+            for tracker in self.trackers:
+                tracker.log(step, tracked)
         if self.live:
             self.live.update(self.table())
 
     def event(self, place: Place, message: Mapping[str, Any]) -> None:
         """Say what happens to the crew: a worker was lost, and how all go on."""
         text = ""
+        if place == FIRST:
+            self.reached = message.get("abandoned", self.reached)
         if "lost" in message:
             text = f"{self.called(place)} was lost ({message['lost']}); another process takes its place"
         elif place == FIRST and "restored" in message:
-            text = f"all stages go on from step {message['restored']}"
+            again = self.reached - message["restored"]
+            text = f"all stages go on from step {message['restored']}" + (f"; {again} steps are done again" if again > 0 else "")
         if text and self.live:
             self.live.console.print(text)
         elif text:

@@ -25,8 +25,10 @@ PIECE = struct.Struct("<HBBQQ")
 """Stage, ending, length of the checkpoint's name, offset of the piece, length of the file; the name and the bytes follow."""
 ENDINGS = (".safetensors", ".json")
 PIECE_BYTES = 2**20
-LARGEST = (2**40, 2**20)
-"""Most bytes of each of the two files."""
+MANIFEST_BYTES = 2**20
+"""Most bytes of a manifest."""
+MOST_COPIES = 4
+"""Checkpoints of one neighbour that are kept at most: two that stay, and newer ones that not all workers have yet."""
 NAME = re.compile(r"step-(\d{6,})(?:-\d+-[0-9a-f]{8})?")
 
 
@@ -39,8 +41,9 @@ def step_of(name: str) -> int:
 class Copies:
     """Send this stage's checkpoints to a neighbour, keep those of the neighbours, and give them back."""
 
-    def __init__(self, run: Path, stage: int, left: Link | None, right: Link | None) -> None:
-        """Keep copies in a run folder, beside the checkpoints of this stage."""
+    def __init__(self, run: Path, stage: int, left: Link | None, right: Link | None, largest: int) -> None:
+        """Keep copies of at most `largest` bytes in a run folder, beside the checkpoints of this stage."""
+        self.largest = (largest, MANIFEST_BYTES)
         self.folder, self.own, self.stage = run / "copies", run / "checkpoints", stage
         self.links = {stage + side: link for side, link in ((-1, left), (1, right)) if link is not None}
         self.keeper = right or left
@@ -157,13 +160,16 @@ class Copies:
         stage, number, length, offset, total = PIECE.unpack_from(piece)
         name = piece[PIECE.size : PIECE.size + length].decode("ascii", "replace")
         known = stage in (neighbour, self.stage) and number < len(ENDINGS) and NAME.fullmatch(name)
-        if not known or not 0 < total <= LARGEST[number]:
+        if not known or not 0 < total <= self.largest[number]:
             raise ProtocolError("SNAPSHOT", (stage, name, number, total), "a file of the neighbour's checkpoint or of this stage's")
         folder, data = (self.own if stage == self.stage else self.folder) / name, memoryview(piece)[PIECE.size + length :]
         if stage == self.stage and (folder / f"stage-{stage}.json").exists():
             raise ProtocolError("SNAPSHOT", name, "a checkpoint that is not here")
+        path = folder / f"stage-{stage}{ENDINGS[number]}.copy"
+        if stage != self.stage and not path.exists() and (offset or self._is_full(stage, folder)):
+            return  # the neighbour must not fill this disk, and nothing that may be needed gives way to it
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"stage-{stage}{ENDINGS[number]}.copy").open("r+b" if offset else "wb") as file:
+        with path.open("r+b" if offset else "wb") as file:
             if os.fstat(file.fileno()).st_size != offset or offset + len(data) > total:
                 raise ProtocolError("SNAPSHOT", offset, "the next piece of the file")
             file.seek(offset)
@@ -175,9 +181,16 @@ class Copies:
         if done and number == len(ENDINGS) - 1:
             self._complete(folder, stage)
 
+    def _is_full(self, stage: int, folder: Path) -> bool:
+        """Tell whether as many other copies of a neighbour are here as there can ever be use for."""
+        return len({path.parent for path in self.folder.glob(f"step-*/stage-{stage}.*")} - {folder}) >= MOST_COPIES
+
     def _complete(self, folder: Path, stage: int) -> None:
         """Put both files in place if the tensors are what the manifest says."""
         tensors, manifest = (folder / f"stage-{stage}{ending}.copy" for ending in ENDINGS)
+        if not tensors.exists():  # there was no room when its tensors came
+            manifest.unlink()
+            return
         if not self._is_whole(manifest, tensors):
             raise ProtocolError("SNAPSHOT", "another sha256", "that of its manifest")
         for path in (tensors, manifest):

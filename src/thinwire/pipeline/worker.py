@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import TensorSpec, from_raw_bytes, raw_bytes
-from thinwire.config import RunConfig
+from thinwire.config import ModelConfig, RunConfig
 from thinwire.link.link import Link
 from thinwire.link.probe import probe
 from thinwire.model.cut import cut_layers
@@ -80,7 +80,7 @@ class WorkerPipeline:
         # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.
         self.traffic = Traffic([self.ports[index + 1].meter] if links.right else [])
         self.waits = Traffic([self.control.meter, *(port.meter for port in self.ports.values())])
-        self.copies = Copies(copies, index, links.left, links.right) if copies else None
+        self.copies = Copies(copies, index, links.left, links.right, largest_part(config.model, stage)) if copies else None
         self._share_basis(stage)
         self._share_copies(stage)
         group = open_group(index, len(ranges), self.ports)
@@ -251,6 +251,13 @@ class WorkerPipeline:
         if self.copies:
             self.copies.close()
         self.engine.group.ports.clear()  # type: ignore[attr-defined]
+
+
+def largest_part(model: ModelConfig, stage: Stage) -> int:
+    """Return more bytes than any stage's part of a checkpoint has: all layers, and ends like this one's, with their state."""
+    layers = model.layers * (4 * model.width**2 + 3 * model.width * model.ffn + 4 * model.width)
+    numbers = layers + 2 * model.vocabulary * model.width + sum(parameter.numel() for parameter in stage.parameters())
+    return 64 * numbers + PROBE_BYTES
 
 
 def _filled(batch_BT1: Tensor, size: int) -> Tensor:

@@ -1,0 +1,111 @@
+"""One replica on a line ten times slower: how far the others get ahead of it, method by method (docs/exchanges.md)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from replicas.together import together
+from thinwire.config import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
+from thinwire.model.cut import StagePlan
+from thinwire.replicas.exchange import build
+
+STEPS, REPLICAS, SLOW = 12, 4, 3
+SECONDS = 0.0005
+METHODS = {
+    "allreduce": ("complete", 1),
+    "hybrid": ("complete", 1),
+    "powersgd:rank=2": ("complete", 1),
+    "threshold:density=0.1": ("complete", 1),
+    "gravac": ("complete", 1),
+    "powergossip": ("0-1,1-2,2-3", 3),
+    "local:steps=4": ("complete", 4),
+    "ist:steps=4": ("complete", 4),
+}
+"""Graph, and by how many steps a replica can be ahead of the slow one: 1 where all wait in every step, in gossip the way to it, or H."""
+MODEL = ModelConfig(vocabulary=64, width=16, layers=1, heads=4, kv_heads=4, ffn=24, context=8)
+
+
+class SlowWire:
+    """A wire whose messages take time to leave."""
+
+    def __init__(self, wire, seconds: float) -> None:
+        self.wire, self.seconds = wire, seconds
+
+    def send(self, data: bytes) -> None:
+        time.sleep(self.seconds)
+        self.wire.send(data)
+
+    def receive(self) -> bytes:
+        return self.wire.receive()
+
+
+class Optimizer:
+    """Plain gradient steps, with the state that methods may ask for."""
+
+    def __init__(self, named: dict[str, nn.Parameter]) -> None:
+        self.named, self.axes = named, {}
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load_state_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        assert not tensors
+
+
+def parameters() -> dict[str, nn.Parameter]:
+    """Make the parameters of one layer, the same for every replica."""
+    from thinwire.codecs.dense import Dense
+    from thinwire.codecs.registry import find
+    from thinwire.model.stages import Stage
+
+    codec = Dense(find("dense").Options(name="dense"), MODEL, seed=0)
+    return Stage(MODEL, StagePlan(0, 1, range(1)), codec, 0, 0).trained()
+
+
+def progress(method: str, graph: str) -> list[tuple[int, int]]:
+    """Let all replicas do their steps; return in order who has finished which."""
+    config = RunConfig(
+        model=MODEL, train=TrainConfig(steps=STEPS, batch=REPLICAS), replicas=ReplicasConfig(count=REPLICAS, exchange=method, graph=graph)
+    )
+    config = replace(config, pipeline=replace(config.pipeline, stages=1, microbatches=1))
+    finished: list[tuple[int, int]] = []
+    lock = threading.Lock()
+
+    def work(peers):
+        slowness = SECONDS * (10 if peers.index == SLOW else 1)
+        peers.wires = {other: SlowWire(wire, slowness) for other, wire in peers.wires.items()}
+        named = parameters()
+        exchange, generator = build(config, peers, named), torch.Generator().manual_seed(peers.index)
+        for step in range(STEPS):
+            gradients = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in named.items()}
+            exchange.gradients(gradients, step)
+            with torch.no_grad():
+                for name, tensor in named.items():
+                    tensor -= 0.01 * gradients[name]
+            exchange.commit()
+            exchange.parameters({name: tensor.data for name, tensor in named.items()}, Optimizer(named), step)
+            exchange.commit()
+            with lock:
+                finished.append((peers.index, step))
+
+    together(REPLICAS, work, graph)
+    return finished
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nobody_gets_further_ahead_of_a_slow_replica_than_its_method_allows(method):
+    graph, allowed = METHODS[method]
+    done = [0] * REPLICAS
+    lead = 0
+    for replica, step in progress(method, graph):
+        done[replica] = step + 1
+        lead = max(lead, done[replica] - done[SLOW])
+    assert lead <= allowed
+    if allowed > 1:
+        assert lead > 1, "nobody got ahead: the others waited in every step"
