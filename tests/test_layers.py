@@ -12,7 +12,7 @@ import thinwire
 ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A module may import from its own layer and from those below.
 LAYERS = [
-    ["config", "files", "noise", "model.cut", "specs", "replicas.graph", "replicas.peers", "replicas.packing"],
+    ["config", "files", "noise", "model.cut", "specs", "replicas.graph", "replicas.peers"],
     ["model.stream", "model.initial", "model.llama", "data", "subspace", "link"],
     ["codecs"],
     ["model.stages"],

@@ -42,6 +42,28 @@ def test_two_replicas_with_allreduce_are_one_with_the_whole_batch(config, tmp_pa
     assert len(hashes) == 2 * stages and hashes[:stages] == hashes[stages:]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--codec.drift_every 2 --codec.drift_rate 0.5 --model.dropout 0.1",
+        "--codec.name anchored --codec.projector learned --codec.projector_every 2 --codec.bits 4",
+        "--codec.drift_every 2 --codec.drift_rate 0.5 --replicas.exchange local:steps=3",
+    ],
+)
+def test_replicas_share_a_basis_that_moves_and_what_is_learnt_at_a_boundary(config, tmp_path, words):
+    hashes = train(config, tmp_path / "run", *GRID, *words.split())["weights_sha256"]
+    assert hashes[:2] == hashes[2:] and hashes[0] != hashes[1]
+
+
+@pytest.mark.full
+def test_four_replicas_on_a_ring_end_as_one_model(config, tmp_path):
+    words = ("--pipeline.mode", "workers", "--replicas.count", "4", "--train.batch", "8", "--pipeline.microbatches", "1")
+    summary = train(config, tmp_path / "run", *words, "--replicas.graph", "ring", "--replicas.exchange", "powergossip")
+    hashes = summary["weights_sha256"]
+    assert hashes[:2] * 4 == hashes and summary["steps"] == 6
+
+
 def test_bytes_are_split_and_counted(config, tmp_path):
     summary = train(config, tmp_path / "run", *GRID)
     split = summary["bytes_per_step"]

@@ -24,6 +24,7 @@ from thinwire.pipeline.neighbours import Neighbours
 from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.pipeline import build_codec, gradient_of
 from thinwire.pipeline.schedule import ScheduleName, depths
+from thinwire.replicas.allreduce import mean
 
 START, EVALUATION = -2, -1
 """Numbers of outcomes that belong to no step."""
@@ -106,6 +107,8 @@ class WorkerPipeline:
     def _share_copies(self, stage: Stage) -> None:
         """Start from the owner's value of what both sides of a boundary use: QR differs in its last bits between CPUs."""
         for owner in stage.owned():
+            first, *_ = self.peers.gather(raw_bytes(owner.weight))  # replica 0's
+            owner.weight.data.copy_(from_raw_bytes(first, TensorSpec.raw(tuple(owner.weight.shape), owner.weight.dtype)))
             self.control.send_tensor(self.control.right, raw_bytes(owner.weight))
         for copy in stage.copies():
             copy.weight.data.copy_(self._receive_like(copy.weight.data, self.control.left))
@@ -226,7 +229,10 @@ class WorkerPipeline:
         return from_raw_bytes(self.control.basis_upstream(data), spec).to(basis.device)
 
     def update_shared(self, rate_factor: float) -> None:
-        """Send the copies' gradients upstream, update what is owned here, and take the copies' new values."""
+        """Send the copies' gradients upstream, update what is owned here, and take the copies' new values.
+
+        Whatever the exchange, replicas average these gradients: parameters on a manifold cannot be averaged afterwards.
+        """
         (stage,) = self.stages
         copies, owned = stage.copies(), stage.owned()
         for copy in copies:
@@ -234,6 +240,7 @@ class WorkerPipeline:
         for owner in owned:
             gradient = gradient_of(owner)
             gradient += self._receive_like(gradient, self.control.right)
+            (gradient,) = mean(self.peers, [gradient])
             owner.update(gradient, rate_factor)
             self.control.send_tensor(self.control.right, raw_bytes(owner.weight))
             meter = self.ports[stage.plan.index + 1].meter
