@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.compare.score import Entry, Pace, Reached, find_target, mean_curve, score, steps_to, value_at
+from thinwire.compare.subject import EXCHANGES
 
 
 def learnt(curve: dict[int, float], forward: float = 10.0, backward: float = 10.0, seed: int = 0) -> dict:
@@ -61,9 +62,15 @@ def test_a_board():
     other = entry("other", learnt({100: 7.0, 200: 6.0, 300: 4.0, 400: 3.3}, 11, 9), speeds={"thin": speed(1.0)})
     board = score([DENSE, other], ["thin", "none"], 5.0)
     dense, mine = board.standings
-    assert board.dense is dense and dense.links["thin"].time == 2000.0 and dense.links["thin"].faster == 1.0
+    assert dense.links["thin"].time == 2000.0 and dense.links["thin"].faster == 1.0
     assert mine.reached == Reached(250.0) and mine.links["thin"].time == 250.0 and mine.links["thin"].faster == 8.0
-    assert mine.distance == pytest.approx(10.0) and mine.spread is None and mine.both == 20 and mine.fewer == pytest.approx(10.1)
+    assert (
+        mine.distance == pytest.approx(10.0)
+        and mine.spread is None
+        and mine.judged == 20
+        and mine.sent == {"forward": 11, "backward": 9}
+        and mine.fewer == pytest.approx(10.1)
+    )
     assert mine.peak_rss_bytes == 300 and mine.links["none"].time is None and mine.links["none"].tokens_per_second is None
 
 
@@ -98,3 +105,16 @@ def test_the_distance_is_that_of_the_same_seeds():
     dense = entry("dense", learnt({100: 4.0}), learnt({100: 5.0}, seed=1))
     board = score([dense, entry("one", learnt({100: 4.4})), entry("other", learnt({100: 5.0}, seed=2))], [], None)
     assert [standing.distance for standing in board.standings] == [0.0, pytest.approx(10.0), None]
+
+
+def test_exchanges_are_judged_by_what_replicas_exchange_and_against_allreduce():
+    parts = {"bytes_per_step_boundary": 50.0, "bytes_per_step_control": 5.0}
+    plain = entry(
+        "allreduce", learnt({100: 6.0, 200: 5.0, 400: 4.0}) | parts | {"bytes_per_step_exchange": 800.0}, speeds={"thin": speed(8.0)}
+    )
+    local = entry("local", learnt({100: 6.0, 200: 5.5, 400: 4.2}) | parts | {"bytes_per_step_exchange": 20.0}, speeds={"thin": speed(1.0)})
+    assert find_target([local, plain], 400, EXCHANGES) == 5.0 and find_target([local, plain], 400) is None
+    mine, other = score([local, plain], ["thin"], 5.0, EXCHANGES).standings
+    assert mine.fewer == 40.0 and mine.sent == {"exchange": 20.0, "boundary": 50.0, "control": 5.0}
+    assert mine.distance == pytest.approx(5.0) and other.distance == 0.0 and other.fewer == 1.0
+    assert other.links["thin"].time == 1600.0 and mine.links["thin"].faster == pytest.approx(1600 / (200 + 200 * 0.5 / 1.3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.compare.spec import parse_spec, parse_specs
+from thinwire.compare.spec import parse_exchange, parse_spec, parse_specs
 
 
 def test_a_name_alone():
@@ -71,3 +71,28 @@ def test_files_that_say_nothing(tmp_path):
 def test_a_spec_twice():
     with pytest.raises(ValueError, match=r"'dense' is given twice"):
         parse_specs(["dense", "subspace", "dense"])
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("allreduce", (("replicas.exchange", "allreduce"),)),
+        ("local:steps=20,rate=0.7", (("replicas.exchange", "local:steps=20,rate=0.7"),)),
+        ("local:replicas.graph=ring,steps=20", (("replicas.exchange", "local:steps=20"), ("replicas.graph", "ring"))),
+        ("allreduce:train.rate=0.1", (("replicas.exchange", "allreduce"), ("train.rate", 0.1))),
+    ],
+)
+def test_an_exchange_is_a_spec_of_the_configs_own_codec(text, words):
+    spec = parse_exchange(text, "Heading")
+    assert (spec.text, spec.codec, spec.options, spec.words, spec.heading) == (text, None, (), words, "Heading")
+
+
+def test_what_is_no_exchange():
+    with pytest.raises(ValueError, match="such as powersgd:rank=4"):
+        parse_exchange("local:")
+
+
+def test_a_file_of_exchanges(tmp_path):
+    (tmp_path / "methods.txt").write_text("allreduce\n# Seldom\nlocal:steps=20\n")
+    specs = parse_specs([f"@{tmp_path / 'methods.txt'}", "hybrid"], parse_exchange)
+    assert [(spec.slug, spec.heading) for spec in specs] == [("allreduce", None), ("local-steps20", "Seldom"), ("hybrid", None)]

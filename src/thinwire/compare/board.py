@@ -27,6 +27,12 @@ def plots_of(out: Path, name: str) -> Path:
     return out / "plots" / name
 
 
+def pictures(out: Path, name: str, before: str = "") -> list[str]:
+    """Write a board's plots as Markdown; `before` leads from the page to the folder of boards."""
+    images = sorted(plots_of(out, name).glob("*.png"))
+    return [f"![{name}: {image.stem}]({before}{image.relative_to(out).as_posix()})" for image in images]
+
+
 def write_page(out: Path) -> Path:
     """Rebuild the page; return its path."""
     parts = [f"# {out.name.replace('_', ' ').capitalize()}"]
@@ -34,8 +40,7 @@ def write_page(out: Path) -> Path:
         parts.append((out / DISCUSSION).read_text(encoding="utf-8").strip())
     for path in sorted(filter(is_board, out.glob("*.md")), key=order):
         parts.append(path.read_text(encoding="utf-8").strip())
-        images = sorted(plots_of(out, path.stem).glob("*.png"))
-        parts += [f"![{path.stem}: {image.stem}]({out.name}/{image.relative_to(out).as_posix()})" for image in images]
+        parts += pictures(out, path.stem, f"{out.name}/")
     page = out.with_name(out.name + ".md")
     write_atomic(page, ("\n\n".join(parts) + "\n").encode())
     return page

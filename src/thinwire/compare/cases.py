@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import tempfile
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ from typing import Any
 from thinwire.codecs import registry
 from thinwire.codecs.base import LossyOptions
 from thinwire.compare.command import OURS, CompareCommand
+from thinwire.compare.exchanges import identity, meeting_every, refuse_wrong_replicas
 from thinwire.compare.spec import Spec, parse_spec
+from thinwire.compare.subject import CODECS, EXCHANGES, Subject
 from thinwire.config import RunConfig
 from thinwire.configfile import flatten, from_table, load, near, to_toml
 from thinwire.limits import check
@@ -19,7 +22,7 @@ from thinwire.pipeline.pipeline import build_codec
 from thinwire.settings import chosen_codec, parse, resolve, scan
 
 EQUAL = {"train.batch", "train.validation_sequences", "model.context", "model.vocabulary", "data.cache"}
-EQUAL |= {"data.source", "data.tokenizer", "data.text_column", "data.max_tokens"}
+EQUAL |= {"data.source", "data.tokenizer", "data.text_column", "data.max_tokens", "replicas.count"}
 """Words that all specs of a comparison have in common: losses are compared at equal tokens of the same data."""
 
 LONGEST_PERIOD = 50
@@ -37,6 +40,7 @@ class Case:
     """What the command line gives with this codec's name alone."""
     typed: tuple[str, ...]
     """That command line."""
+    subject: Subject = CODECS
 
     @property
     def warmup(self) -> int:
@@ -47,26 +51,43 @@ class Case:
     def period(self) -> int:
         """Return after how many steps something comes again that not every step has: a shared update, a move of the basis; 0: nothing."""
         codec = build_codec(self.config)
-        return next((step + 1 for step in range(LONGEST_PERIOD) if codec.shares_after(step) or codec.moves_after(step)), 0)
+        own = next((step + 1 for step in range(LONGEST_PERIOD) if codec.shares_after(step) or codec.moves_after(step)), 0)
+        return math.lcm(own or 1, self.meeting) if self.meeting > 1 else own
+
+    @property
+    def meeting(self) -> int:
+        """Return how many steps go from one meeting of replicas to the next; 0: there are no replicas."""
+        return meeting_every(self.config) if self.subject is EXCHANGES else 0
 
     @property
     def depends_on_microbatch(self) -> bool:
         """Tell whether another number of microbatches is another training."""
-        return registry.find(self.spec.codec).depends_on_microbatch
+        return registry.find(self.config.codec.name).depends_on_microbatch
+
+    @property
+    def keeps_microbatches(self) -> bool:
+        """Tell whether learning rows have the microbatches of all others: workers have no use for larger ones."""
+        return self.depends_on_microbatch or self.subject is EXCHANGES
 
     @property
     def immaterial(self) -> frozenset[str]:
         """Name the settings that change the results of a learning row by rounding only."""
-        return frozenset() if self.depends_on_microbatch else frozenset({"pipeline.microbatches"})
+        return frozenset() if self.keeps_microbatches else frozenset({"pipeline.microbatches"})
+
+    @property
+    def stem(self) -> str:
+        """Return what names of row files begin with; boards of other numbers of replicas have rows of their own in the same folder."""
+        grid = f"-{self.config.replicas.count}x{self.config.pipeline.stages}" if self.subject is EXCHANGES else ""
+        return self.spec.slug + grid
 
     def name(self, seed: int) -> str:
         """Name a learning row."""
-        return f"{self.spec.slug}-{self.config.train.steps}-{seed}"
+        return f"{self.stem}-{self.config.train.steps}-{seed}"
 
     def learning(self, seed: int) -> RunConfig:
         """Return the settings of a learning row."""
         config = replace(self.config, seed=seed)
-        if self.depends_on_microbatch:
+        if self.keeps_microbatches:
             return config
         # In one process larger microbatches are faster and, up to rounding, the gradients are the same.
         most = max(1, config.pipeline.microbatches // 4)
@@ -87,7 +108,7 @@ class Case:
 
     def command(self, config: RunConfig) -> str:
         """Write the `thinwire train` line that has these settings."""
-        words = [*self.typed, "--codec.name", self.spec.codec]
+        words = [*self.typed, *(["--codec.name", self.spec.codec] if self.spec.codec else [])]
         before = flatten(resolve(self.plain))
         for word, value in flatten(config).items():
             if word == "codec.name" or value == before[word]:
@@ -102,8 +123,10 @@ class Case:
 def prepare(command: CompareCommand) -> list[Case]:
     """Make the cases of a comparison, or raise ValueError for the first thing that cannot work."""
     start = parse(list(command.words), scan(list(command.words)), load(command.config))
+    refuse_wrong_replicas(start, command.subject)
     seeds, steps = command.seeds or (start.seed,), command.steps or start.train.steps
-    train, pipeline = replace(start.train, steps=steps, seconds=None), replace(start.pipeline, mode="inprocess")
+    mode: Any = "workers" if command.subject is EXCHANGES else "inprocess"
+    train, pipeline = replace(start.train, steps=steps, seconds=None), replace(start.pipeline, mode=mode)
     base = replace(start, seed=seeds[0], train=train, pipeline=pipeline, link=replace(start.link, profile="open"))
     typed = ("--config", command.config, *command.words)
     specs = command.specs or tuple(map(parse_spec, registry.names()))
@@ -112,7 +135,7 @@ def prepare(command: CompareCommand) -> list[Case]:
         try:
             config = settings_of(spec, base)
             plain = replace(start, codec=chosen_codec(start.codec, spec.codec))
-            cases.append(Case(spec, config, plain, typed))
+            cases.append(Case(spec, config, plain, typed, command.subject))
             check_case(cases[-1], command.links, seeds)
         except ValueError as error:
             raise ValueError(f"spec {spec.text}: {error}") from None
@@ -122,8 +145,10 @@ def prepare(command: CompareCommand) -> list[Case]:
 
 def settings_of(spec: Spec, base: RunConfig) -> RunConfig:
     """Put a spec's words into the settings; what it does not say of its codec has the codec's own defaults."""
-    options = {"name": spec.codec, **dict(spec.options)}
-    config = replace(base, codec=from_table(registry.find(spec.codec).Options, options, "options", "codec"))
+    config = base
+    if spec.codec is not None:
+        options = {"name": spec.codec, **dict(spec.options)}
+        config = replace(base, codec=from_table(registry.find(spec.codec).Options, options, "options", "codec"))
     for word, value in spec.words:
         config = replace_word(config, word, value)
     check(config)
@@ -144,7 +169,7 @@ def replace_word(config: RunConfig, word: str, value: Any) -> RunConfig:
 
 def check_case(case: Case, links: tuple[str, ...], seeds: tuple[int, ...]) -> None:
     """Refuse a case that cannot train, here or over the links."""
-    if case.config.pipeline.stages < 2:
+    if case.config.pipeline.stages < 2 and case.subject is CODECS:
         raise ValueError(f"pipeline.stages is {case.config.pipeline.stages}, so nothing crosses a boundary; choose 2 or more")
     build_codec(case.config)
     to_toml(case.config)
@@ -158,16 +183,19 @@ def check_together(cases: list[Case], command: CompareCommand) -> None:
     """Refuse a list that cannot be scored, and a folder that cannot be written: this comes last, since it makes the folder."""
     for number, case in enumerate(cases):
         for other in cases[:number]:
-            if case.config == other.config:
+            if identity(case.config) == identity(other.config):
                 raise ValueError(f"the specs {other.spec.text!r} and {case.spec.text!r} are the same settings; leave one out")
     if command.target is None:
-        dense = next((case for case in cases if case.spec.text == "dense"), None)
-        if dense is None:
-            raise ValueError("there is no plain `dense` among the specs, whose loss would be the target; add dense, or give --target LOSS")
-        every, steps = dense.config.train.validate_every, dense.config.train.steps
+        name = command.subject.reference
+        reference = next((case for case in cases if case.spec.text == name), None)
+        if reference is None:
+            raise ValueError(
+                f"there is no plain `{name}` among the specs, whose loss would be the target; add {name}, or give --target LOSS"
+            )
+        every, steps = reference.config.train.validate_every, reference.config.train.steps
         if not 1 <= every <= steps / 2:
             raise ValueError(
-                f"train.validate_every is {every}, but the target is dense's validation loss after half of {steps} steps; "
+                f"train.validate_every is {every}, but the target is {name}'s validation loss after half of {steps} steps; "
                 f"set --train.validate_every to {'1' if steps < 4 else f'1 to {steps // 2}'}, or give --target LOSS"
             )
     try:

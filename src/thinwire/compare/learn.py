@@ -16,6 +16,7 @@ import torch
 from thinwire import __version__, checkpoint
 from thinwire.compare.cases import Case
 from thinwire.compare.rows import Row, read_lines, refuse_difference, settings_of, write_row
+from thinwire.compare.subject import EXCHANGES
 from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, read
 from thinwire.pipeline.device import choose_device
@@ -24,6 +25,11 @@ from thinwire.track import JsonLines, Progress, Tracker
 from thinwire.train import Trainer
 
 RUNS = Path("runs/compare")
+
+
+def run_folder(case: Case, name: str) -> Path:
+    """Return the folder of a run; codecs and exchanges may have equal names."""
+    return RUNS / ("exchanges" if case.subject is EXCHANGES else "") / name
 
 
 class TrafficLog(Tracker):
@@ -56,16 +62,18 @@ def finished(folder: Path, config: RunConfig, ignored: frozenset[str] = frozense
     return summary if summary["steps"] == config.train.steps else None
 
 
-def can_resume(folder: Path, config: RunConfig) -> bool:
-    """Tell whether an unfinished run left something to go on from."""
-    # A run that ended between its last checkpoint and its summary does its last steps again: there is no step left to resume at.
-    shutil.rmtree(folder / "checkpoints" / f"step-{config.train.steps:06d}", ignore_errors=True)
-    return bool(checkpoint.complete(folder))
+def resumable(folder: Path, config: RunConfig) -> int:
+    """Return the step from which an unfinished run can go on, all replicas together; 0: none."""
+    replicas = [folder, *(folder / f"replica-{number}" for number in range(1, config.replicas.count))]
+    for each in replicas:
+        # A run that ended between its last checkpoint and its summary does its last steps again: there is no step left to resume at.
+        shutil.rmtree(each / "checkpoints" / f"step-{config.train.steps:06d}", ignore_errors=True)
+    return max(set.intersection(*(set(map(checkpoint.step_of, checkpoint.complete(each))) for each in replicas)), default=0)
 
 
 def train(config: RunConfig, folder: Path) -> Row:
     """Train to the end, from the start or from where an earlier try stopped; return the summary."""
-    resume = can_resume(folder, config)
+    resume = resumable(folder, config) > 0
     pipeline = build_pipeline(config, choose_device(config.device))
     with ExitStack() as stack:
         trackers: list[Tracker] = [stack.enter_context(Progress(config.train.steps))] if sys.stdout.isatty() else []
@@ -90,7 +98,7 @@ def curve(metrics: Path, summary: Row) -> dict[int, float]:
 
 def learn(case: Case, seed: int, path: Path) -> Row:
     """Make a learning row."""
-    config, folder = case.learning(seed), RUNS / case.name(seed)
+    config, folder = case.learning(seed), run_folder(case, case.name(seed))
     summary = finished(folder, config, case.immaterial) or train(config, folder)
     row = {
         "spec": case.spec.text,

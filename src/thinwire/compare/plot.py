@@ -72,13 +72,13 @@ def canvas(board: Board, title: str, across: str, up: str) -> tuple[Any, Any]:
 
 
 def styles(board: Board) -> Mapping[str, dict[str, Any]]:
-    """Give every spec its own line, the same in all plots; dense is black."""
-    others = [standing.label for standing in board.standings if standing.label != "dense"]
+    """Give every spec its own line, the same in all plots; the reference is black."""
+    others = [standing.label for standing in board.standings if standing.label != board.subject.reference]
     found: dict[str, dict[str, Any]] = {
         label: {"color": f"C{number % 10}", "linestyle": DASHES[number // 10 % len(DASHES)], "linewidth": 1.5}
         for number, label in enumerate(others)
     }
-    return found | {"dense": {"color": "black", "linewidth": 2.2, "zorder": 3}}
+    return found | {board.subject.reference: {"color": "black", "linewidth": 2.2, "zorder": 3}}
 
 
 def curves(axes: Any, board: Board, standings: Sequence[Standing], across: Callable[[Standing, int], float]) -> None:
@@ -116,18 +116,25 @@ def by_time(board: Board, link: str) -> Any:
 
 
 def by_bytes(board: Board) -> Any:
-    """Draw the distance to dense against bytes per token, one labelled point per spec."""
-    figure, axes = canvas(
-        board, "Loss against what crosses", "bytes per token and boundary, both directions", "validation loss above dense, %"
-    )
+    """Draw the distance to the reference against the bytes that are judged, one labelled point per spec."""
+    subject = board.subject
+    figure, axes = canvas(board, "Loss against what crosses", subject.axis, f"validation loss above {subject.reference}, %")
     looks = styles(board)
-    points = [each for each in board.standings if each.distance is not None and each.both]
+    points = [each for each in board.standings if each.distance is not None and each.judged]
     axes.axhline(0, color="grey", linewidth=0.8)
     for each in points:
-        axes.plot([each.both], [each.distance], marker="o", linestyle="none", color=looks[each.label]["color"], zorder=3)
+        axes.plot(
+            [(each.judged or 0.0) / subject.scale],
+            [each.distance],
+            marker="o",
+            linestyle="none",
+            color=looks[each.label]["color"],
+            zorder=3,
+        )
     plain_log(axes)
     axes.margins(0.12, 0.15)
-    place_labels(figure, axes, [(each.label, each.both or 0.0, each.distance or 0.0, looks[each.label]["color"]) for each in points])
+    places = [((each.judged or 0.0) / subject.scale, each.distance or 0.0) for each in points]
+    place_labels(figure, axes, [(each.label, *place, looks[each.label]["color"]) for each, place in zip(points, places, strict=True)])
     return figure
 
 

@@ -62,6 +62,11 @@ def read_lines(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def metrics_of_workers(folder: Path, config: RunConfig) -> Path:
+    """Return the metrics file of the worker of the first stage, in replica 0."""
+    return folder / "metrics" / f"stage-{0 if config.pipeline.stages > 1 else 'all'}.jsonl"
+
+
 def curve_of(row: Row) -> dict[int, float]:
     """Return a row's validation losses by step, in order."""
     return {int(step): loss for step, loss in sorted(row["curve"].items(), key=lambda item: int(item[0]))}

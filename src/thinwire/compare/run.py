@@ -16,13 +16,16 @@ from rich.console import Console
 from thinwire.compare import board as boards
 from thinwire.compare.cases import Case, prepare
 from thinwire.compare.command import CompareCommand
-from thinwire.compare.learn import RUNS, finished, learn
+from thinwire.compare.exchange_table import EXCHANGE_STYLE
+from thinwire.compare.exchanges import notes
+from thinwire.compare.learn import finished, learn, run_folder
 from thinwire.compare.plot import draw
 from thinwire.compare.rows import Row, curve_of, read_row
 from thinwire.compare.score import Board, Entry, Pace, find_target, score, steps_to, value_at
 from thinwire.compare.speed import BUSY, NO_MATTER, add_turn, disturbance
-from thinwire.compare.table import Check, Facts, markdown, show
-from thinwire.compare.whole import train_over
+from thinwire.compare.subject import EXCHANGES
+from thinwire.compare.table import CODEC_STYLE, Check, Facts, markdown, show
+from thinwire.compare.whole import learn_together, train_over
 from thinwire.config import RunConfig
 from thinwire.files import write_atomic
 
@@ -50,22 +53,22 @@ class Comparison:
         return self.command.out / "learn" / f"{case.name(seed)}.json"
 
     def speed_path(self, case: Case, link: str) -> Path:
-        return self.command.out / "speed" / f"{case.spec.slug}-{link}.json"
+        return self.command.out / "speed" / f"{case.stem}-{link}.json"
 
     def whole_path(self, case: Case, link: str) -> Path:
         return self.command.out / "end_to_end" / f"{case.name(self.seeds[0])}-{link}.json"
 
     def read_learn(self, case: Case, seed: int) -> Row | None:
-        return self.read(self.learn_path(case, seed), case.learning(seed), case.immaterial)
+        return self.read(case, self.learn_path(case, seed), case.learning(seed), case.immaterial)
 
     def read_whole(self, case: Case, link: str) -> Row | None:
-        return self.read(self.whole_path(case, link), case.over(link, self.seeds[0]))
+        return self.read(case, self.whole_path(case, link), case.over(link, self.seeds[0]))
 
-    def read(self, path: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
+    def read(self, case: Case, path: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
         """Read the row of a training; where there is none yet, refuse a run folder that it could not be made from."""
         row = read_row(path, config, ignored)
         if row is None and not self.command.redraw:
-            finished(RUNS / path.stem, config, ignored)
+            finished(run_folder(case, path.stem), config, ignored)
         return row
 
     def read_speed(self, case: Case, link: str) -> Row | None:
@@ -74,9 +77,10 @@ class Comparison:
     def make(self) -> None:
         """Make the rows that are missing; one that fails leaves the others their turn."""
         asked, first = self.command, self.seeds[0]
+        teach = learn_together if asked.subject is EXCHANGES else learn
         for seed, case in product(self.seeds, self.cases):
             if self.learn[case.spec.slug, seed] is None:
-                self.attempt("learn", (case.spec.slug, seed), partial(learn, case, seed, self.learn_path(case, seed)))
+                self.attempt("learn", (case.spec.slug, seed), partial(teach, case, seed, self.learn_path(case, seed)))
         for link, turn, case in product(asked.links, range(asked.repeats), self.cases):
             row, path = self.speed[case.spec.slug, link], self.speed_path(case, link)
             if row is None or len(row["turns"]) <= turn:
@@ -135,7 +139,20 @@ class Comparison:
             versions=tuple(sorted({row["torch"] for row in [*learnt, *speeds]})),
             cores=tuple(sorted({row["cores"] for row in speeds})),
             disturbed=worst if worst > BUSY else 0.0,
+            setting=self.setting(),
+            notes=self.notes(),
         )
+
+    def setting(self) -> str:
+        """Say what the replicas of a board of exchanges are."""
+        config = self.cases[0].config
+        shape = f"{config.replicas.count} replicas of {config.pipeline.stages} stages, codec `{config.codec.name}`"
+        return shape if self.command.subject is EXCHANGES else ""
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what the figures do not show."""
+        pairs = zip(self.cases, self.entries(), strict=True) if self.command.subject is EXCHANGES else ()
+        return tuple(note for case, entry in pairs for note in notes(entry, case.meeting, case.config.train.validate_every))
 
 
 def describe_speed(turn: Row) -> str:
@@ -171,17 +188,20 @@ def run(command: CompareCommand) -> None:
             print("stopped; the same command goes on from here")
             raise
     entries, facts = comparison.entries(), comparison.facts()
-    board = score(entries, command.links, find_target(entries, facts.steps) if command.target is None else command.target)
-    path = command.out / f"{command.name}.md"
-    write_atomic(path, markdown(board, facts, comparison.checks(board)).encode())
-    plots = boards.plots_of(command.out, command.name)
+    subject, style = command.subject, EXCHANGE_STYLE if command.subject is EXCHANGES else CODEC_STYLE
+    target = find_target(entries, facts.steps, subject) if command.target is None else command.target
+    board = score(entries, command.links, target, subject)
+    path, plots = command.out / f"{command.name}.md", boards.plots_of(command.out, command.name)
     try:
         draw(board, command.links, plots)
         drawn = f"plots: {plots}"
     except ModuleNotFoundError as error:
         drawn = f"no plots: {error.name} is not installed; pip install 'thinwire[plot]', then: {command.line}"
-    page = boards.write_page(command.out)
-    show(board, facts, Console(markup=False) if sys.stdout.isatty() else Console(width=120, markup=False))
-    print(f"table: {path}, all boards: {page}\n{drawn}")
+    pictures = [] if subject.page else boards.pictures(command.out, command.name)
+    text = markdown(board, facts, comparison.checks(board), style)
+    write_atomic(path, "\n".join([text, *(f"{picture}\n" for picture in pictures)]).encode())
+    together = f", all boards: {boards.write_page(command.out)}" if subject.page else ""
+    show(board, facts, style, Console(markup=False) if sys.stdout.isatty() else Console(width=120, markup=False))
+    print(f"table: {path}{together}\n{drawn}")
     if comparison.failed:
         raise ValueError(f"{len(comparison.failed)} rows are missing; {comparison.failed[0]}; leave that spec out, or change it")

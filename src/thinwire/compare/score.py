@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.compare.rows import Row, curve_of
+from thinwire.compare.subject import CODECS, Subject
 
 Curve = Mapping[int, float]
 
@@ -73,7 +74,7 @@ class OnLink:
     time: float | None = None
     """Seconds to the target."""
     faster: float | None = None
-    """Dense's time over its own."""
+    """The reference's time over its own."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,17 @@ class Standing:
     spread: float | None = None
     """Half the range over several seeds."""
     distance: float | None = None
-    """Loss above dense's with the same seeds, in percent."""
-    forward: float | None = None
-    backward: float | None = None
+    """Loss above the reference's with the same seeds, in percent."""
+    sent: dict[str, float] = field(default_factory=dict)
+    """Bytes by part, as the subject splits them."""
+    judged: float | None = None
+    """Bytes of the parts that it is judged by."""
     fewer: float | None = None
-    """Dense's bytes over its own, both directions."""
+    """The reference's such bytes over its own."""
     reached: Reached | None = None
     links: dict[str, OnLink] = field(default_factory=dict)
     peak_rss_bytes: float | None = None
-    """Of the largest stage."""
-
-    @property
-    def both(self) -> float | None:
-        return None if self.forward is None or self.backward is None else self.forward + self.backward
+    """Of the largest worker."""
 
 
 @dataclass(frozen=True)
@@ -122,63 +121,68 @@ class Board:
 
     standings: list[Standing]
     target: float | None
-
-    @property
-    def dense(self) -> Standing | None:
-        return next((standing for standing in self.standings if standing.label == "dense"), None)
+    subject: Subject = CODECS
 
 
-def find_target(entries: Sequence[Entry], steps: int) -> float | None:
-    """Return dense's validation loss at half of the steps; None while it has no curve."""
-    dense = next((entry for entry in entries if entry.label == "dense"), None)
-    return value_at(mean_curve([curve_of(row) for row in dense.learn]), steps / 2) if dense and dense.learn else None
+def reference_of(entries: Sequence[Entry], subject: Subject) -> Entry | None:
+    """Return the entry that others are judged by, where it is among them."""
+    return next((entry for entry in entries if entry.label == subject.reference), None)
 
 
-def score(entries: Sequence[Entry], links: Sequence[str], target: float | None) -> Board:
-    """Judge all entries against the target and against dense."""
-    dense = next((entry for entry in entries if entry.label == "dense"), None)
-    reference = stand(dense, links, target, None, None) if dense else None
-    return Board([stand(entry, links, target, reference, dense) for entry in entries], target)
+def find_target(entries: Sequence[Entry], steps: int, subject: Subject = CODECS) -> float | None:
+    """Return the reference's validation loss at half of the steps; None while it has no curve."""
+    found = reference_of(entries, subject)
+    return value_at(mean_curve([curve_of(row) for row in found.learn]), steps / 2) if found and found.learn else None
 
 
-def stand(entry: Entry, links: Sequence[str], target: float | None, reference: Standing | None, dense: Entry | None) -> Standing:
-    """Judge one entry; `reference` is how dense stands."""
+def score(entries: Sequence[Entry], links: Sequence[str], target: float | None, subject: Subject = CODECS) -> Board:
+    """Judge all entries against the target and against the reference."""
+    plain = reference_of(entries, subject)
+    reference = stand(plain, links, target, subject, None, None) if plain else None
+    return Board([stand(entry, links, target, subject, reference, plain) for entry in entries], target, subject)
+
+
+def stand(
+    entry: Entry, links: Sequence[str], target: float | None, subject: Subject, reference: Standing | None, plain: Entry | None
+) -> Standing:
+    """Judge one entry; `plain` is the reference's and `reference` how that stands."""
     curve = mean_curve([curve_of(row) for row in entry.learn])
     reached = steps_to(curve, target) if target is not None else None
     losses = [row["val_loss"] for row in entry.learn]
-    forward, backward = (mean([row[f"bytes_per_token_{way}"] for row in entry.learn]) for way in ("forward", "backward"))
-    loss, peaks = mean(losses), [max(row["peak_rss_bytes"]) for row in entry.speed.values()]
-    both = None if forward is None or backward is None else forward + backward
+    counts = [subject.counts(row) for row in entry.learn]
+    sent = {part: statistics.fmean(count[part] for count in counts) for part in subject.parts} if counts else {}
+    judged = sum(sent[part] for part in subject.judged) if sent else None
+    peaks = [max(row["peak_rss_bytes"]) for row in entry.speed.values()]
     return Standing(
         label=entry.label,
         heading=entry.heading,
         curve=curve,
         seeds=len(losses),
         parameters=entry.learn[0]["trainable_parameters"] if losses else None,
-        loss=loss,
+        loss=mean(losses),
         spread=(max(losses) - min(losses)) / 2 if len(losses) > 1 else None,
-        distance=distance(entry.learn, dense.learn if dense else ()),
-        forward=forward,
-        backward=backward,
-        fewer=ratio(reference.both if reference else None, both),
+        distance=distance(entry.learn, plain.learn if plain else ()),
+        sent=sent,
+        judged=judged,
+        fewer=ratio(reference.judged if reference else None, judged),
         reached=reached,
-        links={link: on_link(entry, link, reached, reference, dense) for link in links},
+        links={link: on_link(entry, link, reached, reference, plain) for link in links},
         peak_rss_bytes=max(peaks) if peaks else None,
     )
 
 
-def distance(rows: Sequence[Row], dense: Sequence[Row]) -> float | None:
-    """Return how far the losses lie above dense's with the same seeds, in percent; None where no seed has both."""
-    pairs = [(row["val_loss"], other["val_loss"]) for row in rows for other in dense if row["seed"] == other["seed"]]
+def distance(rows: Sequence[Row], plain: Sequence[Row]) -> float | None:
+    """Return how far the losses lie above the reference's with the same seeds, in percent; None where no seed has both."""
+    pairs = [(row["val_loss"], other["val_loss"]) for row in rows for other in plain if row["seed"] == other["seed"]]
     return 100 * (sum(own for own, _ in pairs) / sum(other for _, other in pairs) - 1) if pairs else None
 
 
-def on_link(entry: Entry, link: str, reached: Reached | None, reference: Standing | None, dense: Entry | None) -> OnLink:
-    """Judge an entry on one link; an uncompressed warm-up takes dense's time, and is unknown without it."""
-    row, plain = entry.speed.get(link), dense.speed.get(link) if dense else None
-    if row is None or (entry.warmup and plain is None):
+def on_link(entry: Entry, link: str, reached: Reached | None, reference: Standing | None, plain: Entry | None) -> OnLink:
+    """Judge an entry on one link; an uncompressed warm-up takes the reference's time, and is unknown without it."""
+    row, whole = entry.speed.get(link), plain.speed.get(link) if plain else None
+    if row is None or (entry.warmup and whole is None):
         return OnLink(tokens_per_second=row["tokens_per_second"] if row else None)
-    pace = Pace(row["seconds_per_step"], entry.warmup, plain["seconds_per_step"] if plain else 0.0)
+    pace = Pace(row["seconds_per_step"], entry.warmup, whole["seconds_per_step"] if whole else 0.0)
     time = pace.time(reached.steps) if reached else None
     return OnLink(pace, row["tokens_per_second"], time, ratio(reference.links[link].time if reference else None, time))
 

@@ -18,7 +18,7 @@ import torch
 from thinwire import __version__
 from thinwire.compare.cases import Case
 from thinwire.compare.command import SKIPPED_STEPS
-from thinwire.compare.rows import Row, read_lines, read_row, write_row
+from thinwire.compare.rows import Row, metrics_of_workers, read_lines, read_row, write_row
 from thinwire.launch import launch
 from thinwire.settings import TrainCommand
 
@@ -59,19 +59,34 @@ def load_average() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
+def whole_periods(case: Case, steps: int) -> tuple[int, slice]:
+    """Return how many steps to train, and which to count: whole periods of a method that does something every so many steps."""
+    period = case.period
+    if not period:
+        return steps, slice(SKIPPED_STEPS, None)
+    counted = math.ceil((steps - SKIPPED_STEPS) / period) * period
+    if case.meeting > 1:  # the last step of a run is a meeting too, so a period must end there
+        total = math.ceil((SKIPPED_STEPS + counted) / period) * period
+        return total, slice(total - counted, total)
+    # What an exchange does in the last step of a run alone is none of the period's.
+    return SKIPPED_STEPS + counted + (case.meeting == 1), slice(SKIPPED_STEPS, SKIPPED_STEPS + counted)
+
+
 def measure(case: Case, link: str, steps: int) -> Row:
-    """Train a few steps over a link; a codec that does something every so many steps is timed over whole periods."""
-    steps = SKIPPED_STEPS + math.ceil((steps - SKIPPED_STEPS) / case.period) * case.period if case.period else steps
+    """Train a few steps over a link."""
+    steps, counted = whole_periods(case, steps)
+    config = case.timed(link, steps)
     load, busy = load_average(), busy_cores()
     with tempfile.TemporaryDirectory(prefix="thinwire-speed-") as folder:
         run = Path(folder) / "run"
-        summary = supervised(TrainCommand(config=case.timed(link, steps), run=run, resume=False))
-        times = [0.0, *(line["seconds"] for line in read_lines(run / "metrics" / "stage-0.jsonl"))]
+        summary = supervised(TrainCommand(config=config, run=run, resume=False))
+        times = [0.0, *(line["seconds"] for line in read_lines(metrics_of_workers(run, config)))]
     seconds = [after - before for before, after in itertools.pairwise(times)]
     return {
-        "seconds_per_step": (statistics.fmean if case.period else statistics.median)(seconds[SKIPPED_STEPS:]),
+        "seconds_per_step": (statistics.fmean if case.period else statistics.median)(seconds[counted]),
         "steps": steps,
         "socket_bytes": summary["socket_bytes"],
+        "bytes_per_step": summary["bytes_per_step"],
         "peak_rss_bytes": summary["peak_rss_bytes"],
         "load_average": load,
         "busy_cores": busy,

@@ -1,4 +1,4 @@
-"""End-to-end rows: the whole training in workers over a link, to see whether steps x seconds per step tells the truth."""
+"""Rows of whole trainings in workers: end to end over a link, to see whether steps x seconds per step tells the truth; and of replicas."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ import torch
 
 from thinwire import __version__
 from thinwire.compare.cases import Case
-from thinwire.compare.learn import RUNS, can_resume, curve, finished
-from thinwire.compare.rows import Row, read_lines, write_row
+from thinwire.compare.learn import curve, finished, resumable, run_folder
+from thinwire.compare.rows import Row, metrics_of_workers, read_lines, write_row
 from thinwire.compare.speed import supervised
+from thinwire.config import RunConfig
 from thinwire.settings import TrainCommand
+
+
+def train_in_workers(config: RunConfig, folder: Path) -> tuple[Row, int]:
+    """Train to the end unless that has been done; return the summary, and the step from which an interrupted run went on."""
+    summary = finished(folder, config)
+    if summary is not None:
+        return summary, 0
+    step = resumable(folder, config)
+    return supervised(TrainCommand(config=config, run=folder, resume=step > 0)), step
 
 
 def train_over(case: Case, link: str, seed: int, path: Path) -> Row:
     """Make an end-to-end row."""
-    config, folder = case.over(link, seed), RUNS / f"{case.name(seed)}-{link}"
-    summary = finished(folder, config)
-    if summary is None:
-        summary = supervised(TrainCommand(config=config, run=folder, resume=can_resume(folder, config)))
-    metrics = folder / "metrics" / "stage-0.jsonl"
+    config, folder = case.over(link, seed), run_folder(case, f"{case.name(seed)}-{link}")
+    summary, _ = train_in_workers(config, folder)
+    metrics = metrics_of_workers(folder, config)
     losses = curve(metrics, summary)
     row = {
         "spec": case.spec.text,
@@ -29,6 +37,27 @@ def train_over(case: Case, link: str, seed: int, path: Path) -> Row:
         "command": case.command(config),
         "curve": losses,
         "seconds": {line["step"]: line["seconds"] for line in read_lines(metrics) if line["step"] in losses},
+        "thinwire": __version__,
+        "torch": torch.__version__,
+    }
+    return write_row(path, config, row)
+
+
+def learn_together(case: Case, seed: int, path: Path) -> Row:
+    """Make a learning row of replicas, which exist in workers only; losses are those of replica 0."""
+    config, folder = case.learning(seed), run_folder(case, case.name(seed))
+    summary, resumed_at = train_in_workers(config, folder)
+    row = {
+        "spec": case.spec.text,
+        "seed": seed,
+        "command": case.command(config),
+        "steps": summary["steps"],
+        "tokens": summary["tokens"],
+        "val_loss": summary["val_loss"],
+        "trainable_parameters": summary["trainable_parameters"],
+        **{f"{case.subject.unit}_{part}": summary["bytes_per_step"][part] for part in case.subject.parts},
+        "resumed_at": resumed_at,
+        "curve": curve(metrics_of_workers(folder, config), summary),
         "thinwire": __version__,
         "torch": torch.__version__,
     }
