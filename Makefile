@@ -36,7 +36,7 @@ install: $(STAMP)    ## set up .venv with all extras but trackio
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("thinwire needs Python 3.11 or newer; this is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,plot,track,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,plot,track,zfp,dev]'
 	@touch $@
 
 clean:           ## remove the virtual environment and caches, keep runs

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from faults.inject import Fault, train_with
 from runs import train
-from thinwire import cli
+from thinwire import checkpoint, cli
 
 pytestmark = pytest.mark.timeout(180)
 GRID = ("--pipeline.mode", "workers", "--replicas.count", "2", "--train.batch", "8")
@@ -93,9 +94,10 @@ def test_a_worker_killed_in_the_exchange_leaves_equal_weights(config, tmp_path, 
 
 @pytest.mark.parametrize("method", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in METHODS])
 def test_a_resumed_grid_has_the_bits_of_one_that_was_not_stopped(config, tmp_path, method):
-    words = (*GRID, "--replicas.exchange", method, "--train.decay", "0")
-    whole = train(config, tmp_path / "whole", *words)
-    train(config, tmp_path / "run", *words, "--train.steps", "4")
+    words = (*GRID, "--replicas.exchange", method)
+    whole = train(config, tmp_path / "run", *words)
+    for folder in (tmp_path / "run").glob("**/checkpoints/step-000006"):
+        shutil.rmtree(folder)
     resumed = train(config, tmp_path / "run", "--resume", *words)
     assert resumed["steps"] == 6 and resumed["weights_sha256"] == whole["weights_sha256"]
 
@@ -119,13 +121,11 @@ def test_what_cannot_work_is_refused_before_the_first_step(config, tmp_path, cap
 
 
 def test_state_that_is_missing_is_refused_by_name(config, tmp_path, capsys):
-    words = (*GRID, "--replicas.exchange", "powersgd:rank=2", "--train.decay", "0")
-    train(config, tmp_path / "run", *words, "--train.steps", "4")
-    from safetensors.torch import save_file
-
-    from thinwire import checkpoint
-
-    (folder,) = (tmp_path / "run/checkpoints").glob("step-000004")
+    words = (*GRID, "--replicas.exchange", "powersgd:rank=2")
+    train(config, tmp_path / "run", *words)
+    for folder in (tmp_path / "run").glob("**/checkpoints/step-000006"):
+        shutil.rmtree(folder)
+    folder = tmp_path / "run/checkpoints/step-000004"
     path = folder / "stage-0.safetensors"
     save_file({name: tensor for name, tensor in load_file(path).items() if not name.startswith("exchange/")}, path)
     manifest = json.loads((folder / "stage-0.json").read_text())

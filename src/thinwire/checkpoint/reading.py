@@ -61,7 +61,7 @@ def load(
         raise ValueError(
             f"{folder} holds weights without optimizer state, as `thinwire export` writes them; it can be evaluated, not resumed"
         )
-    if exchange is not None:
+    if exchange is not None and manifests[0]["step"]:  # before the first step there is no state
         exchange(exchanged)
     for index, (weights, state) in enumerate(chosen):
         # Both copy into memory of torch's own: the bits of later steps must not depend on how a file happened to be aligned.

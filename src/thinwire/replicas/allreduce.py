@@ -2,67 +2,78 @@
 
 Two shots where all replicas are joined (systems, section 7): each sends every other its share of the rows, adds up the share that is its
 own in a fixed order, and sends the sum round. So a lossy packing is applied exactly twice to each value. On any other graph the sum
-goes up a tree to replica 0 and the total comes back.
+goes up a tree to replica 0 and the total comes back: packed once at each replica on the way up, and that of replica 0 for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from thinwire.config import RunConfig
 from thinwire.replicas.exchange import Exchange, Named, Options
-from thinwire.replicas.packing import Raw
+from thinwire.replicas.packing import Packing, Raw, make_packing
 from thinwire.replicas.peers import Peers
 
 
-class Packing(Protocol):
-    """What a mean may be sent in: see `packing.py`."""
-
-    def pack(self, matrices: Sequence[Tensor]) -> bytes: ...
-
-    def unpack(self, data: bytes, like: Sequence[Tensor], peer: int) -> list[Tensor]: ...
-
-
 @torch.no_grad()
-def mean(peers: Peers, tensors: Sequence[Tensor], packing: Packing | None = None) -> list[Tensor]:
-    """Return the mean of each tensor over all replicas, bit-identical on each of them; sums are at least fp32."""
+def mean(peers: Peers, tensors: Sequence[Tensor], packing: Packing | None = None, lost: Sequence[Tensor] | None = None) -> list[Tensor]:
+    """Return the mean of each tensor over all replicas, bit-identical on each of them; sums are at least fp32.
+
+    What the packing loses on this replica is added to `lost`, contiguous tensors of the same form: over all replicas, what went in is
+    what came out and what was lost.
+    """
     packing = packing or Raw()
     wide = [tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
-    matrices = [tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1) for tensor in wide]
+    matrices = [_matrix(tensor) for tensor in wide]
+    losses = None if lost is None else [_matrix(tensor) for tensor in lost]
     if peers.count > 1:
-        total = _two_shots(peers, matrices, packing) if peers.graph.complete else _tree(peers, matrices, packing)
-        matrices = [matrix / peers.count for matrix in total]
+        collect = _two_shots if peers.graph.complete else _tree
+        matrices = [matrix / peers.count for matrix in collect(peers, matrices, packing, losses)]
     return [matrix.view(tensor.shape).to(tensor.dtype) for matrix, tensor in zip(matrices, tensors, strict=True)]
 
 
-def _two_shots(peers: Peers, matrices: Sequence[Tensor], packing: Packing) -> list[Tensor]:
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
+
+
+def _two_shots(peers: Peers, matrices: Sequence[Tensor], packing: Packing, lost: Sequence[Tensor] | None) -> list[Tensor]:
     shares = [_share(matrices, replica, peers.count) for replica in range(peers.count)]
-    packed = [packing.pack(share) for share in shares]
+    losses = [None if lost is None else _share(lost, replica, peers.count) for replica in range(peers.count)]
+    packed = [_pack(packing, share, loss) for share, loss in zip(shares, losses, strict=True)]
     came = peers.swap({peer: packed[peer] for peer in peers.wires})
     came[peers.index] = packed[peers.index]
     own = shares[peers.index]
-    total = packing.pack(_sum([packing.unpack(came[replica], own, replica) for replica in range(peers.count)]))
+    total = _pack(packing, _sum([packing.unpack(came[replica], own, replica) for replica in range(peers.count)]), losses[peers.index])
     totals = peers.swap(dict.fromkeys(peers.wires, total))
     totals[peers.index] = total
     parts = [packing.unpack(totals[replica], shares[replica], replica) for replica in range(peers.count)]
     return [torch.cat([part[index] for part in parts]) for index in range(len(matrices))]
 
 
-def _tree(peers: Peers, matrices: Sequence[Tensor], packing: Packing) -> list[Tensor]:
+def _tree(peers: Peers, matrices: Sequence[Tensor], packing: Packing, lost: Sequence[Tensor] | None) -> list[Tensor]:
     parent = peers.graph.parents[peers.index]
     children = peers.graph.children(peers.index)
     came = [packing.unpack(peers.take(child), matrices, child) for child in children]
-    total = packing.pack(_sum([list(matrices), *came]))
+    total = _pack(packing, _sum([list(matrices), *came]), lost)
     if parent is not None:
         peers.give(parent, total)
         total = peers.take(parent)
     for child in children:
         peers.give(child, total)
     return packing.unpack(total, matrices, peers.index if parent is None else parent)
+
+
+def _pack(packing: Packing, matrices: Sequence[Tensor], lost: Sequence[Tensor] | None) -> bytes:
+    """Pack matrices, and add what that loses of them."""
+    packed = packing.pack(matrices)
+    if lost is not None:
+        for loss, matrix, kept in zip(lost, matrices, packing.unpack(packed, matrices, 0), strict=True):
+            loss += matrix - kept
+    return packed
 
 
 def _share(matrices: Sequence[Tensor], replica: int, count: int) -> list[Tensor]:
@@ -79,18 +90,40 @@ def _sum(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return totals
 
 
+def refuse_gaps(method: str, state: Named, needed: Mapping[str, Sequence[int]]) -> None:
+    """Refuse the state of a checkpoint that lacks a tensor of a needed shape; an empty one is that of a run that begins."""
+    for name, shape in needed.items() if state else ():
+        if name not in state:
+            raise ValueError(
+                f"the checkpoint holds no {name}, which {method} needs to go on; resume with the replicas.exchange that it was made with"
+            )
+        if state[name].shape != torch.Size(shape):
+            raise ValueError(
+                f"the checkpoint holds {name} of shape {tuple(state[name].shape)} where {method} needs {tuple(shape)}; "
+                "resume with the options of replicas.exchange that it was made with"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class AllReduceOptions(Options):
     """What gradients are sent in."""
 
+    packing: str = "fp32"
+    """`fp32` loses nothing; `lossless`, `bf16`, `int8`, or `zfp` with bits per value, such as `zfp8`, take fewer bytes."""
+
+    def check(self, config: RunConfig) -> None:
+        make_packing(self.packing)
+
 
 class AllReduce(Exchange):
-    """Average the gradients exactly."""
+    """Average the gradients: exactly, or as exactly as their packing is."""
 
     Options = AllReduceOptions
+    options: AllReduceOptions
 
     def gradients(self, named: Named, step: int) -> None:
-        for gradient, average in zip(named.values(), mean(self.peers, list(named.values())), strict=True):
+        averages = mean(self.peers, list(named.values()), make_packing(self.options.packing))
+        for gradient, average in zip(named.values(), averages, strict=True):
             gradient.copy_(average)
 
     def talks_before(self, step: int) -> bool:
