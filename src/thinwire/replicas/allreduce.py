@@ -91,8 +91,8 @@ def _sum(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def refuse_gaps(method: str, state: Named, needed: Mapping[str, Sequence[int]]) -> None:
-    """Refuse the state of a checkpoint that lacks a tensor of a needed shape; an empty one is that of a run that begins."""
-    for name, shape in needed.items() if state else ():
+    """Refuse the state of a checkpoint that lacks a tensor of a needed shape."""
+    for name, shape in needed.items():
         if name not in state:
             raise ValueError(
                 f"the checkpoint holds no {name}, which {method} needs to go on; resume with the replicas.exchange that it was made with"

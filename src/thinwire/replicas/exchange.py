@@ -88,7 +88,8 @@ class Exchange:
 
     def load_state(self, state: Named) -> None:
         """Put back the state of a checkpoint; memory is torch's own. A method that finds less than it needs refuses by name."""
-        self.state, self._proposed = {name: tensor.clone() for name, tensor in state.items()}, {}
+        device = next((tensor.device for tensor in self.parameters_of_stage.values()), torch.device("cpu"))
+        self.state, self._proposed = {name: tensor.to(device, copy=True) for name, tensor in state.items()}, {}
 
     def carry_over(self, rotation_KK: Tensor, axes: Mapping[str, int]) -> None:
         """Carry state that has the shape of a parameter in coordinates over to a moved basis."""

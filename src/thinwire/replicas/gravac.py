@@ -285,7 +285,7 @@ class GraVAC(Exchange):
                 f"the checkpoint holds {unknown[0]}, a factor that gravac would not try with its options; "
                 "resume with the options of replicas.exchange that it was made with"
             )
-        super().load_state({name: state[name] for name in beginning} if state else beginning)
+        super().load_state({name: state[name] for name in beginning})
 
 
 def _squared_norms(totals: Named, chosen: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:

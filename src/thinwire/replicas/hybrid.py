@@ -130,7 +130,7 @@ class Hybrid(Exchange):
     def load_state(self, state: Named) -> None:
         needed = {f"residual/{name}": parameter.shape for name, parameter in self.parameters_of_stage.items() if self.options.feedback}
         refuse_gaps("hybrid with feedback", state, needed)
-        super().load_state({name: state[name] for name in needed if name in state})
+        super().load_state({name: state[name] for name in needed})
 
 
 def relative_norm(parts: list[Tensor], wholes: list[Tensor]) -> float:

@@ -98,7 +98,7 @@ class PowerSGD(Exchange):
         for name, (_, columns, rank) in self.forms.items():
             needed |= {f"factor/{name}": (columns, rank), f"residual/{name}": tuple(self.parameters_of_stage[name].shape)}
         refuse_gaps("powersgd", state, needed)
-        super().load_state({name: state[name] for name in needed if name in state})
+        super().load_state({name: state[name] for name in needed})
 
     def carry_over(self, rotation_KK: Tensor, axes: Mapping[str, int]) -> None:
         super().carry_over(rotation_KK, axes)

@@ -132,4 +132,4 @@ class Threshold(Exchange):
     def load_state(self, state: Named) -> None:
         beginning = self._beginning()
         refuse_gaps("threshold", state, {name: tensor.shape for name, tensor in beginning.items()})
-        super().load_state({name: state[name] for name in beginning} if state else beginning)
+        super().load_state({name: state[name] for name in beginning})
