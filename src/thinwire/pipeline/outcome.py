@@ -22,6 +22,8 @@ class Outcome:
 
     saved: tuple[int, ...] = ()
     """Steps of which this stage, or every one of them, has a checkpoint on its disk."""
+    copied: tuple[int, ...] = ()
+    """Those of them of which whoever keeps a copy for a neighbour has it too: they survive the loss of a machine."""
 
     def plus(self, downstream: Outcome) -> Outcome:
         """Add what the stages behind this one have said. The order of the sum is fixed: from the last stage to the first."""
@@ -36,6 +38,7 @@ class Outcome:
             max(self.turn_seconds, downstream.turn_seconds),
             max(self.delay_seconds, downstream.delay_seconds),
             tuple(step for step in self.saved if step in downstream.saved),
+            tuple(step for step in self.copied if step in downstream.copied),
         )
 
     @property
