@@ -18,7 +18,7 @@ LAYERS = [
     ["model.stages"],
     ["configfile", "limits", "optimizer", "stop", "hf.shards"],
     ["pipeline"],
-    ["settings", "checkpoint", "track", "trackers", "seat"],
+    ["settings", "checkpoint", "track", "trackers", "seat", "places", "standby", "watch"],
     ["crew"],
     ["summary", "sampling", "saved"],
     ["evaluate", "generate", "keys", "view"],

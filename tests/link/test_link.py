@@ -296,7 +296,7 @@ def test_an_overdue_answer_opens_a_second_connection_that_wins(world):
         left.wait_open(10)
         right.wait_open(10)
         for link in (left, right):
-            link._loop._broken_since -= 1000.0  # as if open for longer than the reconnect window
+            link._loop.broken_since -= 1000.0  # as if open for longer than the reconnect window
         proxy.frozen.set()
         left.send(data_frame(0, b"lost on the first connection"), 5)
         threading.Timer(0.5, proxy.frozen.clear).start()

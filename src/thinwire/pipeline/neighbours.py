@@ -15,7 +15,7 @@ from thinwire.link.link import Link, More
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.profile import find_profile
-from thinwire.link.roster import Place, Roster
+from thinwire.link.roster import Place, Roster, Worker
 from thinwire.link.tls import Identity
 
 
@@ -34,9 +34,11 @@ class Neighbours:
         self.roster, self.identity, self.place, self.run, self.incarnation = roster, identity, place, run, incarnation
         self.listen = listen
         self.listener: Listener | None = None
+        self.others: tuple[Worker, ...] = roster.standbys
+        """Who may connect besides the neighbours: a standby that has taken a place is there before this worker knows of it."""
         self.opened: dict[int, Link] = {}
-        self.met: dict[int, int | None] = {}
-        """The newest incarnation met on each side: an older one has been replaced."""
+        self.met: dict[str, int | None] = {}
+        """The newest incarnation met of each certificate: an older one has been replaced."""
 
     def open(self, config: RunConfig, contracts: Mapping[int, Contract], timeout: float | None = None) -> Links:
         """Open the links to the stages before (-1) and behind (1), with what each may carry; return when both neighbours are there."""
@@ -44,10 +46,13 @@ class Neighbours:
         sides = {side: Place(self.place.replica, self.place.stage + side) for side in (-1, 1)}
         peers = {side: place for side, place in sides.items() if 0 <= place.stage < stages}
         options = link_options(config.link)
-        if self.listener is None and any(self._listens_for(place) for place in peers.values()):
+        workers = [self.roster.worker(place) for place in peers.values()]
+        if self.listener is not None:
+            self.listener.admit(workers, self.others)  # a place may be another worker's than in the epoch before
+        elif any(self._listens_for(place) for place in peers.values()):
             address = self.listen or self.roster.worker(self.place).address
             assert address is not None
-            self.listener = Listener(address, self.identity, [self.roster.worker(place) for place in peers.values()], options)
+            self.listener = Listener(address, self.identity, workers, options, self.others)
         for side, place in peers.items():
             self.opened[side] = self._link(side, place, config, contracts[side], options)
         for link in list(self.opened.values()):
@@ -63,7 +68,7 @@ class Neighbours:
             "options": options,
             "profile": find_profile(config.link.profile),
             "failed": partial(self._pass_on, -side),
-            "newest": self.met.get(side),
+            "newest": self.met.get(self.roster.worker(peer).certificate),
         }
         if self._listens_for(peer):
             assert self.listener is not None
@@ -83,8 +88,8 @@ class Neighbours:
 
     def drop(self, reason: LinkError) -> None:
         """End the links of an epoch; whoever is at their other ends is told why."""
-        for side, link in self.opened.items():
-            self.met[side] = link.newest
+        for link in self.opened.values():
+            self.met[self.roster.worker(link.peer).certificate] = link.newest
             link.abort(passed_on(reason))
         self._close_links()
 
