@@ -1,4 +1,4 @@
-"""Standbys: what they are asked and answer, who finds them, and runs in which one takes the place of a lost machine by itself."""
+"""Standbys: what they are asked and answer, and runs in which one takes the place of a lost machine by itself."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from faults.by_hand import Hand, signal_to, steps_done, wait_until
-from jobs import run_config
+from jobs import local_roster, run_config
 from runs import train
 from test_join import assert_same, join_words
 from thinwire import cli, standby
-from thinwire.config import LinkConfig
 from thinwire.crew import free_ports
 from thinwire.link.contract import Contract
-from thinwire.link.errors import Interrupted, LinkError, Replaced, aborted
+from thinwire.link.errors import LinkError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
-from thinwire.link.roster import STANDBYS, Place, Roster, Worker
-from thinwire.places import PLACES_FILE, keep_places, known_places
-from thinwire.seat import run_name
+from thinwire.link.roster import Place, Roster
+from thinwire.places import PLACES_FILE
 from thinwire.settings import parse_join
 from thinwire.standby import SERVICE, Answer, Desk, Questions
 from thinwire.stop import Stop
-from thinwire.watch import Watch, check_times
 
 pytestmark = pytest.mark.timeout(180)
 CONFIG = run_config(3, "auto", {"name": "dense"})
@@ -39,11 +35,7 @@ FIRST, MIDDLE, LAST = (Place(0, stage) for stage in range(3))
 
 @pytest.fixture
 def roster(identities) -> Roster:
-    """Three stages and two standbys, all on the loopback address."""
-    ports = free_ports(5)
-    places = [FIRST, MIDDLE, LAST, Place(STANDBYS, 0), Place(STANDBYS, 1)]
-    entries = [Worker(place, identities[number].certificate, f"127.0.0.1:{ports[number]}") for number, place in enumerate(places)]
-    return Roster.of(entries[:3], entries[3:])
+    return local_roster(identities, 3, standbys=2)
 
 
 @contextlib.contextmanager
@@ -132,156 +124,6 @@ def test_a_question_that_is_none_is_refused(roster, identities, message, capsys)
 def test_only_a_standby_of_the_roster_can_stand_by(roster, identities):
     with pytest.raises(ValueError, match=r"lists no standby with the certificate.*--standby"):
         Desk(roster, identities[0], CONFIG, print)
-
-
-# Who has which place --------------------------------------------------------------------------------------------------------------------
-
-
-def test_places_survive_the_file(roster, tmp_path):
-    assert known_places(roster, tmp_path) is roster
-    changed = roster.taken_by(MIDDLE, roster.standbys[1])
-    keep_places(changed, tmp_path / "run")
-    again = known_places(roster, tmp_path / "run")
-    assert again == changed and again.worker(MIDDLE).address == roster.standbys[1].address
-    assert run_name(again) == run_name(roster)
-
-
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        ('"run": "', '"run": "other', "belongs to another roster"),
-        ('"stage": 1', '"stage": 9', "no such standby or place"),
-        ('"standby": "', '"standby": "00:', "no such standby or place"),
-        ('"stage": 1', '"stage": true', "is not a replica, a stage and a fingerprint"),
-        ('"stage": 1', '"step": 1', "does not say who has which place"),
-        ("{", "", "does not say who has which place.*delete it"),
-    ],
-)
-def test_a_file_of_places_is_checked(roster, tmp_path, old, new, message):
-    keep_places(roster.taken_by(MIDDLE, roster.standbys[0]), tmp_path)
-    path = tmp_path / PLACES_FILE
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    with pytest.raises(ValueError, match=message):
-        known_places(roster, tmp_path)
-
-
-# Who finds a standby --------------------------------------------------------------------------------------------------------------------
-
-
-class FakeLink:
-    """A link whose peer is away, and what it was aborted with."""
-
-    def __init__(self, peer: Place, *, seen: bool = True) -> None:
-        self.peer, self.newest, self.absent_seconds, self.reason = peer, 5 if seen else None, 99.0, ""
-
-    def abort(self, reason: str) -> None:
-        self.reason = reason
-
-
-class FakeQuestions:
-    """Standbys that have these places; None: free, a text: why it cannot be reached."""
-
-    def __init__(self, roster: Roster, has: list[Place | str | None]) -> None:
-        self.has = dict(zip(roster.standbys, has, strict=True))
-        self.asked: list[int] = []
-
-    def ask(self, standby: Worker, word: str, place: Place) -> Answer:
-        assert word == "take"
-        self.asked.append(standby.place.stage)
-        self.has[standby] = self.has[standby] or place
-        return Answer(standby, self.has[standby])
-
-    def ask_all(self) -> list[Answer]:
-        return [Answer(key, problem=has) if isinstance(has, str) else Answer(key, has) for key, has in self.has.items()]
-
-
-def watch_of(roster: Roster, identities, tmp_path, has: list, member: int = 0, place: Place = FIRST) -> Watch:
-    neighbours = SimpleNamespace(roster=roster, identity=identities[member], place=place, run="train-1", opened={})
-    watch = Watch(neighbours, CONFIG, tmp_path / "run")
-    watch.questions = FakeQuestions(roster, has)
-    return watch
-
-
-@pytest.mark.parametrize(
-    "has, asked, chosen",
-    [
-        ([None, None], [0], 0),
-        ([LAST, None], [1], 1),
-        (["no connection", None], [1], 1),
-        ([None, MIDDLE], [], 1),
-        ([LAST, "no connection"], [], None),
-    ],
-)
-def test_standbys_are_asked_in_their_order(roster, identities, tmp_path, has, asked, chosen, capsys):
-    watch = watch_of(roster, identities, tmp_path, has)
-    link = FakeLink(MIDDLE)
-    watch._replace(link)
-    watch.settle()
-    assert watch.questions.asked == asked
-    if chosen is None:
-        assert not link.reason and watch.neighbours.roster == roster and not (tmp_path / "run").exists()
-        explained = str(watch.explained(LinkError("no connection to replica 0 stage 1 for 60 s")))
-        assert "standby 0 at 127.0.0.1" in explained and "it has replica 0 stage 2" in explained and "start one" in explained
-        return
-    assert isinstance(aborted("", link.reason), Interrupted)
-    assert watch.neighbours.roster.worker(MIDDLE).address == roster.standbys[chosen].address
-    assert known_places(roster, tmp_path / "run") == watch.neighbours.roster
-    assert f"standby {chosen} at" in capsys.readouterr().err
-
-
-def test_one_who_is_late_is_not_replaced_but_found_where_it_is(roster, identities, tmp_path):
-    watch = watch_of(roster, identities, tmp_path, [None, None])
-    watch._replace(FakeLink(MIDDLE, seen=False))
-    assert not watch.questions.asked and not watch.found
-    watch = watch_of(roster, identities, tmp_path, [None, MIDDLE])
-    watch._replace(FakeLink(MIDDLE, seen=False))
-    assert not watch.questions.asked and watch.found == {MIDDLE: roster.standbys[1]}
-
-
-def test_a_peer_that_comes_back_before_anyone_took_its_place_keeps_it(roster, identities, tmp_path):
-    watch = watch_of(roster, identities, tmp_path, [None, None])
-    link = FakeLink(MIDDLE)
-    link.absent_seconds = 0.0
-    watch._replace(link)
-    assert not watch.questions.asked and not link.reason
-
-
-def test_one_whose_place_was_taken_ends_and_tells_nobody_else_so(roster, identities, tmp_path):
-    watch = watch_of(roster, identities, tmp_path, [FIRST, None])
-    link = FakeLink(MIDDLE)
-    watch._replace(link)
-    assert not watch.questions.asked and isinstance(aborted("", link.reason), Interrupted)  # the peer is not replaced
-    with pytest.raises(Replaced, match=r"standby 0 at .* has taken the place of this worker, replica 0 stage 0"):
-        watch.settle()
-    with pytest.raises(Replaced):
-        watch.start()
-    assert isinstance(watch.explained(LinkError("refused this worker")), Replaced)
-
-
-def test_of_two_standbys_with_one_place_the_later_ends(roster, identities, tmp_path):
-    earlier = watch_of(roster, identities, tmp_path, ["itself", MIDDLE], member=3, place=MIDDLE)
-    earlier._replace(FakeLink(LAST))
-    earlier.settle()
-    later = watch_of(roster, identities, tmp_path, [MIDDLE, "itself"], member=4, place=MIDDLE)
-    later._replace(FakeLink(LAST))
-    with pytest.raises(Replaced):
-        later.settle()
-
-
-def test_without_standbys_nothing_is_watched(roster, identities, tmp_path):
-    watch = watch_of(replace(roster, standbys=()), identities, tmp_path, [])
-    watch.start()
-    watch.settle()
-    error = LinkError("no connection")
-    assert watch.explained(error) is error
-
-
-def test_times_with_which_nobody_would_be_asked_are_refused(roster):
-    check_times(LinkConfig(reconnect_seconds=20.0), replace(roster, standbys=()))
-    with pytest.raises(ValueError, match=r"link.standby_seconds is 30.0, link.reconnect_seconds 20.0.*choose a smaller"):
-        check_times(LinkConfig(reconnect_seconds=20.0), roster)
 
 
 # What people type -----------------------------------------------------------------------------------------------------------------------
