@@ -22,7 +22,7 @@ from thinwire.codecs import registry
 from thinwire.config import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.crew import free_ports
 from thinwire.link.link import Link
-from thinwire.link.roster import Place, Roster, Worker
+from thinwire.link.roster import STANDBYS, Place, Roster, Worker
 from thinwire.link.tls import Identity
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import build_stage
@@ -53,11 +53,14 @@ def run_config(stages: int, schedule: str, codec: dict, model: ModelConfig = EIG
     )
 
 
-def local_roster(identities: list[Identity], stages: int) -> Roster:
-    """Give each stage a free port of the loopback address."""
-    return Roster.of(
-        Worker(Place(0, stage), identities[stage].certificate, f"127.0.0.1:{port}") for stage, port in enumerate(free_ports(stages))
-    )
+def local_roster(identities: list[Identity], stages: int, standbys: int = 0) -> Roster:
+    """Give each stage, and each standby behind them, a free port of the loopback address."""
+    places = [*(Place(0, stage) for stage in range(stages)), *(Place(STANDBYS, number) for number in range(standbys))]
+    workers = [
+        Worker(place, identity.certificate, f"127.0.0.1:{port}")
+        for place, identity, port in zip(places, identities, free_ports(len(places)), strict=False)
+    ]
+    return Roster.of(workers[:stages], workers[stages:])
 
 
 def as_arrays(stage: torch.nn.Module) -> dict[str, np.ndarray]:

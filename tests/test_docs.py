@@ -163,7 +163,7 @@ def check_apart(text: str) -> None:
     verb, *words = shlex.split(ELSEWHERE.sub("", text))[1:]
     assert verb == "join", text
     command = settings.parse_join(words)
-    assert command.stage < command.config.pipeline.stages
+    assert command.stage is None or command.stage < command.config.pipeline.stages
 
 
 class Runner:
@@ -171,7 +171,7 @@ class Runner:
 
     def __init__(self, folder: Path, config: str) -> None:
         self.folder, self.config, self.count = folder, config, 0
-        for name in ("alice", "bob"):
+        for name in ("alice", "bob", "carol"):
             assert cli.main(["keys", str(folder / name)]) == 0
         (folder / "books").mkdir()
         shutil.copyfile(Path(config).parent / "text.txt", folder / "books" / "one.txt")

@@ -19,7 +19,7 @@ LAYERS = [
     ["optimizer", "replicas"],
     ["configfile", "limits", "stop", "hf.shards"],
     ["pipeline"],
-    ["settings", "checkpoint", "track", "trackers", "seat"],
+    ["settings", "checkpoint", "track", "trackers", "seat", "places", "standby", "watch"],
     ["crew"],
     ["summary", "sampling", "saved"],
     ["evaluate", "generate", "keys", "view"],

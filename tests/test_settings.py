@@ -349,6 +349,7 @@ LOCAL_WORDS = {
     "link.pace_mbps": "3.5",
     "link.ping_seconds": "0.5",
     "link.silent_seconds": "7.5",
+    "link.standby_seconds": "7.5",
     "link.reconnect_seconds": "90.0",
     "data.cache": "elsewhere",
     "train.steps": "500",

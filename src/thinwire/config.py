@@ -142,6 +142,8 @@ class LinkConfig:
     """A connection without any byte for this long is given up."""
     reconnect_seconds: float = 60.0
     """A link without a connection for this long fails the run."""
+    standby_seconds: float = 30.0
+    """A neighbour that is away for this long is replaced by a standby of the roster, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

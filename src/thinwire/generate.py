@@ -33,6 +33,7 @@ from thinwire.pipeline.decode import Reader, WorkerWriter, Writer, writing_contr
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.meter import Meter, Traffic
 from thinwire.pipeline.pipeline import build_codec, build_pipeline
+from thinwire.places import known_places
 from thinwire.sampling import Sampler, Sampling
 from thinwire.saved import Mode, for_use, load_here, load_together, read_settings, read_tokenizer
 from thinwire.seat import Seat
@@ -187,7 +188,7 @@ def seated(command: GenerateCommand, config: RunConfig) -> Iterator[Seat]:
     assert command.roster is not None
     seat = Seat(
         config=config,
-        roster=read_roster(command.roster),
+        roster=known_places(read_roster(command.roster), command.run),
         identity=load_identity(command.keys),
         stage=command.stage,
         listen=command.listen,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from thinwire.link.roster import Place, Roster, Worker, write_roster
+from thinwire.link.roster import STANDBYS, Place, Roster, Worker, write_roster
 from thinwire.link.tls import fingerprint, make_identity
 
 
@@ -32,6 +32,8 @@ class RosterCommand:
     """Roster to write."""
     stage: tyro.conf.UseAppendAction[tuple[str, ...]]
     """One per stage in order: ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem; `none` for one that only dials out."""
+    standby: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """One per machine that takes the place of a lost one, in the order in which they are asked: ADDRESS=CERTIFICATE."""
 
 
 def keys(argv: list[str]) -> None:
@@ -49,22 +51,23 @@ def roster(argv: list[str]) -> None:
         raise ValueError(f"{command.file} exists; choose another name, or delete it first")
     if not command.stage:
         raise ValueError("a roster lists the workers of a run: give --stage ADDRESS=CERTIFICATE once for each stage, in order")
-    workers = [read_entry(text, number) for number, text in enumerate(command.stage)]
-    write_roster(command.file, Roster.of(workers))
-    for worker in workers:
+    workers = [read_entry(text, Place(0, number), "--stage") for number, text in enumerate(command.stage)]
+    standbys = [read_entry(text, Place(STANDBYS, number), "--standby") for number, text in enumerate(command.standby)]
+    write_roster(command.file, Roster.of(workers, standbys))
+    for worker in (*workers, *standbys):
         print(f"{worker.place}  {worker.address or 'dials out'}  {fingerprint(worker.certificate)}")
-    print(f"{command.file}: give this file to every worker")
+    print(f"{command.file}: give this file to every worker{' and standby' if standbys else ''}")
 
 
-def read_entry(text: str, stage: int) -> Worker:
-    """Read one ADDRESS=CERTIFICATE."""
+def read_entry(text: str, place: Place, word: str) -> Worker:
+    """Read one ADDRESS=CERTIFICATE that stands behind a word."""
     address, equals, path = text.partition("=")
     if not equals:
-        raise ValueError(f"--stage {text!r} is not of the form ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem")
+        raise ValueError(f"{word} {text!r} is not of the form ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem")
     try:
         certificate = Path(path).read_text()
     except OSError as error:
         raise ValueError(
             f"cannot read the certificate {path}: {error.strerror}; it is the certificate.pem that `thinwire keys` made"
         ) from None
-    return Worker(Place(0, stage), certificate, None if address == "none" else address)
+    return Worker(place, certificate, None if address == "none" else address)

@@ -31,9 +31,11 @@ from thinwire.pipeline.neighbours import Neighbours
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.worker import UNKNOWN, WorkerPipeline
 from thinwire.seat import Seat, remember
+from thinwire.standby import Desk
 from thinwire.stop import Stop
 from thinwire.track import Tracker
 from thinwire.train import Trainer
+from thinwire.watch import Watch
 
 AGREE_SECONDS = 3.0
 """How long a stage that ends waits for its neighbours to agree on the last step."""
@@ -72,29 +74,39 @@ def train_stage(
     trackers: Sequence[Tracker] = (),
     stop: Stop | None = None,
     report: Callable[[dict[str, Any]], None] = lambda event: None,
+    desk: Desk | None = None,
 ) -> dict[str, Any]:
     """Train one stage in step with the others of the roster; return the run's summary.
 
     `replacing`: this process takes the place of one that was lost. `copies`: neighbours keep each other's checkpoints, for stages that
-    are on different machines. `report` is told when the stage abandons a step and when it goes on.
+    are on different machines. `report` is told when the stage abandons a step and when it goes on. `desk`: where a standby that has
+    taken this place goes on to answer.
     """
     torch.set_num_threads(seat.config.train.threads or torch.get_num_threads())
     neighbours = seat.neighbours("train", run)
+    if desk is not None:
+        neighbours.listener, neighbours.others = desk.listener, desk.askers
+    watch = Watch(neighbours, seat.config, run)
     kept = Recovery(recovering=replacing, timing=UNKNOWN if replacing else None, copies=run if copies else None)
     try:
+        watch.start()
         while True:
             outcome = run_epoch(seat, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop)
             if isinstance(outcome, dict):
                 return outcome
             report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome)})
             kept.epoch, kept.recovering = max(kept.epoch + 1, outcome.epoch), True
+            watch.settle()
             time.sleep(random.uniform(0.5, 1.0) * pause(kept.failures))
-    except (ValueError, LinkError):
+    except LinkError as error:
+        raise watch.explained(error) from None
+    except ValueError:
         raise
     except BaseException as error:  # this process ends, the run need not: whoever takes its place finds the others ready
         neighbours.drop(Interrupted(f"{type(error).__name__} in stage {seat.stage}"))
         raise
     finally:
+        watch.end()
         neighbours.close()
 
 

@@ -57,7 +57,8 @@ class JoinCommand(TrainCommand):
 
     roster: Path
     keys: Path
-    stage: int
+    stage: int | None
+    """None: the place of whichever machine is lost."""
     listen: str | None
 
 
@@ -69,7 +70,9 @@ def parse_join(argv: list[str]) -> JoinCommand:
         description="Run one stage of a roster on this machine. All the words of `thinwire train` can follow, the same everywhere.",
     )
     own.add_argument("roster", type=Path, help="roster file that every worker has (`thinwire roster`)")
-    own.add_argument("--stage", type=int, required=True, help="stage that this machine runs, from 0")
+    place = own.add_mutually_exclusive_group(required=True)
+    place.add_argument("--stage", type=int, help="stage that this machine runs, from 0")
+    place.add_argument("--standby", action="store_true", help="wait, and take the place of a machine that is lost")
     own.add_argument("--keys", type=Path, default=Path("keys"), help="folder that `thinwire keys` made here (default: keys)")
     own.add_argument("--listen", help="address to listen on if it is not the roster's, such as 0.0.0.0:29400 behind a forwarded port")
     if argv and argv[0].startswith("--") and argv[0] != "--help":
@@ -78,7 +81,7 @@ def parse_join(argv: list[str]) -> JoinCommand:
         )
     mine, rest = own.parse_known_args(argv)
     if "run" not in scan(rest):
-        rest += ["--run", f"runs/stage-{mine.stage}"]
+        rest += ["--run", "runs/standby" if mine.standby else f"runs/stage-{mine.stage}"]
     train = parse_train([*rest, "--pipeline.mode", "workers"])
     given = {entry.name: getattr(train, entry.name) for entry in fields(TrainCommand)}
     return JoinCommand(**given, roster=mine.roster, keys=mine.keys, stage=mine.stage, listen=mine.listen)

@@ -211,11 +211,12 @@ class Trainer:
                 squared = optimizer.squared_norm() + squared
             stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
             self.ready = True
-            own = Outcome(step, loss, squared, stop, saved=self.saver.written)
+            saved = self.saver.written
+            own = Outcome(step, loss, squared, stop, saved=saved, copied=self.pipeline.copied(saved))
             outcome = self.pipeline.settle(own, meeting=self.exchange.meets(step))
         self._refuse_divergence(outcome)
         self.ready, self.outcome = False, outcome
-        self.keep(max(outcome.saved, default=-1))
+        self.keep(outcome)
         self.torn = True
         self._update(outcome)
         self._exchange_parameters(step)
@@ -317,16 +318,22 @@ class Trainer:
         """Take a snapshot; it is written while training goes on."""
         self.saver.save(self.pipeline.stages, self.optimizers, self.position, self.exchange.state)
 
-    def keep(self, confirmed: int) -> None:
-        """Delete checkpoints older than one that every worker has, offer the newest to the neighbour, and say what went wrong."""
-        if confirmed > self.confirmed:
-            self.confirmed = confirmed
-            self.saver.confirm(confirmed)
-            self.pipeline.confirm(confirmed)
-        newest, problem = self.saver.newest, self.saver.problem
-        if newest is not None and newest != self.offered:
+    def keep(self, outcome: Outcome) -> None:
+        """Delete checkpoints older than one that everyone and every keeper of a copy has, offer the next, and say what went wrong.
+
+        All stages decide by the same outcome: on a slow line a copy may take longer than the time between checkpoints, and copies of
+        different steps would be worth nothing. What comes meanwhile goes again, but for the newest two.
+        """
+        safe, newest = max(outcome.copied, default=-1), max(outcome.saved, default=-1)
+        if safe > self.confirmed:
+            self.confirmed = safe
+            self.saver.confirm(safe)
+            self.pipeline.confirm(safe)
+        if newest > self.offered and self.offered in (-1, *outcome.copied):
             self.offered = newest
             self.pipeline.offer(checkpoint.folder_of(self.folder, replace(self.position, step=newest), self.facts).name)
+        self.saver.drop([step for step in sorted(outcome.saved)[:-2] if step > safe and step != self.offered])
+        problem = self.saver.problem
         if problem != self.problem:
             self.problem = problem
             if problem is not None:

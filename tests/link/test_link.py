@@ -296,7 +296,7 @@ def test_an_overdue_answer_opens_a_second_connection_that_wins(world):
         left.wait_open(10)
         right.wait_open(10)
         for link in (left, right):
-            link._loop._broken_since -= 1000.0  # as if open for longer than the reconnect window
+            link._loop.broken_since -= 1000.0  # as if open for longer than the reconnect window
         proxy.frozen.set()
         left.send(data_frame(0, b"lost on the first connection"), 5)
         threading.Timer(0.5, proxy.frozen.clear).start()
@@ -359,3 +359,28 @@ def test_two_links_share_one_listener_and_find_their_own_peer(world):
         Link.listen(listener, workers["right"], terms(LEFT), Contract(), options=QUICK)
     run_all(*[link.close for link in (*here.values(), *there.values())])
     listener.close()
+
+
+def test_a_goodbye_does_not_overtake_an_abort(world):
+    """Whoever aborts and then closes wants the reason to arrive, also if the I/O thread is just about to send."""
+    with pair(world) as (left, right, _):
+        for link in (left, right):
+            link.wait_open(20)
+        pump, sending, go_on = right._loop._pump, threading.Event(), threading.Event()
+
+        def held(now: float) -> None:
+            sending.set()
+            go_on.wait(20)
+            pump(now)
+
+        right._loop._pump = held
+        right._loop.wake()
+        assert sending.wait(20)
+        right.abort("a reason")
+        closer = threading.Thread(target=right.close)
+        closer.start()
+        wait_until(lambda: right._outbox._closing or len(right._loop._bell._commands) > 1)
+        go_on.set()
+        with pytest.raises(LinkError, match="a reason"):
+            left.receive(Channel.CONTROL, 20)
+        closer.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.link.roster import Place, Roster, Worker, read_roster, split_address, write_roster
+from thinwire.link.roster import STANDBYS, Place, Roster, Worker, read_roster, split_address, write_roster
 
 
 @pytest.fixture
@@ -21,6 +21,44 @@ def test_a_roster_survives_the_file(tmp_path, certificates):
     assert again.worker(Place(0, 0)).host_and_port == ("::1", 29500)
     assert again.worker(Place(0, 1)).address is None
     assert again.worker(Place(0, 1)).certificate.strip() == certificates[1].strip()
+
+
+def standby(certificate: str, address: str | None, number: int = 0) -> Worker:
+    return Worker(Place(STANDBYS, number), certificate, address)
+
+
+def test_standbys_survive_the_file_in_their_order(tmp_path, certificates):
+    standbys = [standby(certificates[2], "s:1"), standby(certificates[1], "t:1", 1)]
+    write_roster(tmp_path / "roster.toml", Roster.of([Worker(Place(0, 0), certificates[0], "a:1")], standbys))
+    again = read_roster(tmp_path / "roster.toml")
+    assert list(again.workers) == [Place(0, 0)]
+    assert [(str(each.place), each.address) for each in again.standbys] == [("standby 0", "s:1"), ("standby 1", "t:1")]
+    assert again.standby(certificates[1] + "\n") == again.standbys[1] and again.standby(certificates[0]) is None
+
+
+def test_a_standby_takes_one_place(certificates):
+    workers = [Worker(Place(0, 0), certificates[0], "a:1"), Worker(Place(0, 1), certificates[1])]
+    roster = Roster.of(workers, [standby(certificates[2], "s:1")])
+    changed = roster.taken_by(Place(0, 0), roster.standbys[0])
+    assert changed.worker(Place(0, 0)) == Worker(Place(0, 0), certificates[2], "s:1") and changed.worker(Place(0, 1)) == workers[1]
+    assert changed.workers == roster.workers and roster.worker(Place(0, 0)) == workers[0]
+    again = changed.taken_by(Place(0, 1), roster.standbys[0])
+    assert again.worker(Place(0, 0)) == workers[0] and again.worker(Place(0, 1)).address == "s:1"
+
+
+@pytest.mark.parametrize(
+    "used, address, message",
+    [
+        (2, None, "standby 0 has no address.*give it an address"),
+        (2, "s", "not host:port"),
+        (2, "b:1", "standby 0 and replica 0 stage 1 have the same address"),
+        (0, "s:1", "standby 0 and replica 0 stage 0 have the same certificate"),
+    ],
+)
+def test_a_standby_that_cannot_work_is_refused(certificates, used, address, message):
+    workers = [Worker(Place(0, stage), certificates[stage], f"{'ab'[stage]}:1") for stage in range(2)]
+    with pytest.raises(ValueError, match=message):
+        Roster.of(workers, [standby(certificates[used], address)])
 
 
 def test_the_lower_stage_listens_if_it_can(certificates):
@@ -68,6 +106,11 @@ def test_bad_addresses(address):
         ("[[worker]]\nstage = -1\nreplica = 0\ncertificate = 'x'", "stage is -1"),
         ("[[worker]]\nadress = 'a:1'", "unknown field 'adress'"),
         ("[[worker", "not TOML"),
+        ("[[standby]]\naddress = 'a:1'", "\\[\\[worker\\]\\]"),
+        ("worker = []\nstandby = 3", "\\[\\[standby\\]\\]"),
+        ("worker = []\n[[standby]]\nstage = 1", "standby 0 of .* unknown field 'stage'"),
+        ("worker = []\n[[standby]]\naddress = 'a:1'", "standby 0 of .* no certificate"),
+        (f"[[worker]]\nstage = 0\nreplica = {STANDBYS}\ncertificate = 'x'", "not a certificate"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(tmp_path, text, message):

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.checkpoint.layout import Position, folder_of
-from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
+from thinwire.checkpoint.writing import Part, part_of, prune, remove_parts, write_parts
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 
@@ -104,6 +104,14 @@ class Saver:
             self._written = [each for each in self._written if each >= step]
         with suppress(OSError):  # what stays too long does no harm; a disk that fails shows when the next one is written
             prune(self.run, self.indices, self.place(step))
+
+    def drop(self, needless: Sequence[int]) -> None:
+        """Delete this process's parts of steps that nobody will go back to."""
+        with self._state:
+            self._written = [step for step in self._written if step not in needless]
+        for step in needless:
+            with suppress(OSError):
+                remove_parts(self.place(step), self.indices)
 
     def flush(self) -> None:
         """Wait until nothing waits or is being written; raise ValueError if the last snapshot was not written."""

@@ -152,6 +152,14 @@ def remove_part(folder: Path, index: int | None) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_parts(folder: Path, indices: Sequence[int | None]) -> None:
+    """Delete what a folder holds of some stages, and the folder with the last of them."""
+    for index in indices:
+        remove_part(folder, index)
+    with suppress(OSError):  # another stage's part is still there
+        folder.rmdir()
+
+
 def prune(run: Path, indices: Sequence[int], newest: Path) -> None:
     """Delete these stages' parts of checkpoints that are older than the newest `KEEP` up to one that all workers have.
 
@@ -168,7 +176,4 @@ def prune(run: Path, indices: Sequence[int], newest: Path) -> None:
     kept = [folder for folder in candidates if is_whole(folder)][-KEEP:]
     for folder in candidates:
         if kept and age(folder) < age(kept[0]):
-            for index in indices if is_ours(folder) else [None]:
-                remove_part(folder, index)
-            with suppress(OSError):  # another stage's part is still there
-                folder.rmdir()
+            remove_parts(folder, indices if is_ours(folder) else [None])

@@ -73,6 +73,11 @@ class Connection:
         """Return the peer's certificate in DER."""
         return self._tls.getpeercert(binary_form=True) or b""
 
+    @property
+    def service(self) -> str | None:
+        """Return what the client wants besides a link of neighbours, once the handshake is done."""
+        return self._tls.selected_alpn_protocol()
+
     def read(self) -> list[bytes]:
         """Return the TLS records that one read of the socket completes; raise ConnectionError at the end of the stream."""
         if not self._receive():

@@ -20,10 +20,10 @@ from thinwire.link.tls import Identity, certificate_of, client_context, fingerpr
 class Dialer:
     """At most one attempt at a time; `ready` gets the connection whose handshake is done."""
 
-    def __init__(self, peer: Worker, identity: Identity, options: LinkOptions) -> None:
+    def __init__(self, peer: Worker, identity: Identity, options: LinkOptions, service: str | None = None) -> None:
         self._peer = peer
         self._options = options
-        self._context = client_context(identity, peer.certificate)
+        self._context = client_context(identity, peer.certificate, service)
         self._der = certificate_of(peer.certificate)
         self._target: tuple[Any, ...] | None = None
         self._socket: socket.socket | None = None

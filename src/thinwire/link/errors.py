@@ -54,7 +54,8 @@ def aborted(message: str, reason: str) -> LinkError:
 def refused(peer: object, error: ssl.SSLError) -> LinkError:
     """Return the error that a peer's alert in the handshake means."""
     reason = str(error.reason).lower().replace("_", " ")
-    return LinkError(f"{peer} refused this worker: {reason}; its roster must hold this worker's valid certificate")
+    remedy = "its roster must hold this worker's valid certificate, and no standby may have taken this worker's place"
+    return LinkError(f"{peer} refused this worker: {reason}; {remedy}")
 
 
 def reason_of(error: LinkError) -> str:

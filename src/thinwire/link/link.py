@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
+from thinwire.link.connection import Connection
 from thinwire.link.contract import Contract
 from thinwire.link.dial import Dialer
 from thinwire.link.emulate import make_wire
@@ -43,6 +44,8 @@ class More(TypedDict, total=False):
     """Told of a failure, by the I/O thread."""
     newest: int | None
     """The newest incarnation of the peer that was met on an earlier link."""
+    service: str | None
+    """What the peer's listener is asked for, if not for the link of two neighbours."""
 
 
 class Link:
@@ -87,13 +90,20 @@ class Link:
     @classmethod
     def connect(cls, peer: Worker, identity: Identity, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
         """Dial the peer's address, again and again inside the reconnect window."""
-        dialer = Dialer(peer, identity, more.get("options") or LinkOptions())
+        dialer = Dialer(peer, identity, more.get("options") or LinkOptions(), more.get("service"))
         return cls(peer, terms, contract, dialer=dialer, **more)
 
     @classmethod
     def listen(cls, listener: Listener, peer: Worker, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
         """Wait for the peer to dial a listener that knows its certificate."""
         return cls(peer, terms, contract, listener=listener, **more)
+
+    @classmethod
+    def accept(cls, connection: Connection, peer: Worker, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
+        """Use one connection that a listener has handed to a service; no other follows it."""
+        link = cls(peer, terms, contract, **more)
+        link._loop.adopt(connection)
+        return link
 
     def wait_open(self, timeout: float | None = None) -> None:
         """Return once the link has opened; raise why it did not."""
@@ -127,8 +137,7 @@ class Link:
 
     def close(self) -> bool:
         """Deliver what is queued, say goodbye and end the thread; return whether the peer, still there, acknowledged all of it."""
-        self._outbox.finish()
-        self._loop.wake()
+        self._loop.call(self._outbox.finish)  # by the I/O thread: a goodbye must not overtake an abort that was asked for before
         self._loop.thread.join(self.options.close_seconds)
         self._loop.call(self._loop.stop)
         self._loop.thread.join()
@@ -175,6 +184,12 @@ class Link:
     def state(self) -> str:
         """Return connecting, hello, open, broken, closed or failed."""
         return self._loop.state
+
+    @property
+    def absent_seconds(self) -> float:
+        """Return for how long the peer has not been there; 0 while the link is open, and after its end."""
+        waiting = self._loop.state in ("connecting", "hello", "broken")
+        return time.monotonic() - self._loop.broken_since if waiting else 0.0
 
     @property
     def error(self) -> LinkError | None:

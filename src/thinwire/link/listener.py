@@ -1,7 +1,8 @@
 """Accept connections on one address for all links of a worker, and hand each to the link its certificate belongs to.
 
 Only the TLS handshake happens here. A client that is not in `peers` is refused with the reason, in the log and in `refusals`; one that
-is, but whose link is not open yet, is turned away and tries again.
+is, but whose link is not open yet, is turned away and tries again. A client that asks for a service, such as that of a standby, goes to
+whoever provides it, and never to a link.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from thinwire.link.connection import Connection, tune
 from thinwire.link.options import LinkOptions
@@ -42,14 +44,20 @@ class Listener:
     """One listening socket and one thread."""
 
     def __init__(
-        self, address: str | tuple[str, int], identity: Identity, peers: Iterable[Worker], options: LinkOptions | None = None
+        self,
+        address: str | tuple[str, int],
+        identity: Identity,
+        peers: Iterable[Worker],
+        options: LinkOptions | None = None,
+        others: Iterable[Worker] = (),
     ) -> None:
         """Bind the address as given, `host:port` or a pair (port 0: any), and no other."""
         host, port = split_address(address) if isinstance(address, str) else address
         self._options = options or LinkOptions()
-        peers = tuple(peers)
-        self._places = {certificate_of(peer.certificate): peer.place for peer in peers}
-        self._context = server_context(identity, [peer.certificate for peer in peers])
+        self._identity = identity
+        self.admit(peers, others)
+        self.services: dict[str, Callable[[Place, Connection], None]] = {}
+        """Who takes the connections for each service; called by the listener's thread, with who asks."""
         self._adopters: dict[Place, Callable[[Connection], None]] = {}
         self._guests: dict[int, Guest] = {}
         self.refusals: deque[str] = deque(maxlen=100)
@@ -73,6 +81,13 @@ class Listener:
     def address(self) -> tuple[str, int]:
         """Return host and port, the real port if 0 was asked for."""
         return self._socket.getsockname()[:2]
+
+    def admit(self, peers: Iterable[Worker], others: Iterable[Worker] = ()) -> None:
+        """Trust these from now on and nobody else: `peers` for links, `others` for services; they are turned away until then."""
+        peers, others = tuple(peers), tuple(others)
+        self._places = {certificate_of(peer.certificate): peer.place for peer in peers}
+        self._askers = {certificate_of(worker.certificate): worker.place for worker in (*peers, *others)}
+        self._context = server_context(self._identity, {worker.certificate for worker in (*peers, *others)})
 
     def expect(self, place: Place, adopt: Callable[[Connection], None]) -> None:
         """Hand connections of a place to `adopt` from now on."""
@@ -161,16 +176,24 @@ class Listener:
                 self._leave(guest).close()
 
     def _route(self, guest: Guest) -> None:
-        """Hand a finished connection to its link."""
-        place = self._places.get(guest.connection.peer_certificate())
+        """Hand a finished connection to its link, or to the service it asks for."""
+        certificate = guest.connection.peer_certificate()
         connection = self._leave(guest)
-        adopt = None if place is None else self._adopters.get(place)
+        adopt = self._adopter(certificate, connection.service)
         if adopt is None:
-            if place is None:
+            if certificate not in self._askers:
                 self._note(guest, "its certificate is not in the roster")
             connection.close()
         else:
             adopt(connection)
+
+    def _adopter(self, certificate: bytes, service: str | None) -> Callable[[Connection], None] | None:
+        """Tell who takes the connection of a client now; None: nobody."""
+        if service is None:
+            place = self._places.get(certificate)
+            return None if place is None else self._adopters.get(place)
+        serve, asker = self.services.get(service), self._askers.get(certificate)
+        return None if serve is None or asker is None else partial(serve, asker)
 
     def _note(self, guest: Guest, reason: str, level: int = logging.WARNING) -> None:
         self.refusals.append(f"{guest.name}: {reason}")

@@ -75,7 +75,7 @@ class Loop:
         now = time.monotonic()
         self.heartbeat = Heartbeat(options)
         self._hello_deadline = now
-        self._broken_since = now
+        self.broken_since = now
         self._problem = "the peer has not connected yet" if dialer is None else ""
         self._bell = Doorbell()
         self.wake = self._bell.ring
@@ -123,7 +123,7 @@ class Loop:
             elif is_open and (token := self.heartbeat.ping(now)) is not None:
                 self.outbox.put_urgent(self._frame(Kind.PING, TOKEN.pack(token)))
         is_open = self.state == "open"
-        if not is_open and now >= self._broken_since + self.options.reconnect_seconds:
+        if not is_open and now >= self.broken_since + self.options.reconnect_seconds:
             problem = self._problem or (self.dialer.problem if self.dialer else "")
             text = f"no connection to {self.peer} for {self.options.reconnect_seconds} s (last problem: {problem}); "
             self._fail(LinkError(text + "check that it runs, its address in the roster, and firewalls"), tell=False)
@@ -166,7 +166,7 @@ class Loop:
         if self._ending_at is not None:
             times.append(self._ending_at)
         elif self.state != "open":
-            times.append(self._broken_since + self.options.reconnect_seconds)
+            times.append(self.broken_since + self.options.reconnect_seconds)
         if self._connection is not None:
             times.append(self.heartbeat.next_at(now) if self.state == "open" else self._hello_deadline)
             if self.wire.next_at is not None:
@@ -202,7 +202,7 @@ class Loop:
             return
         now = time.monotonic()
         if self.state == "open":
-            self._broken_since = now
+            self.broken_since = now
         self._drop()
         if not self._telling:
             self.state = "hello"
@@ -339,7 +339,7 @@ class Loop:
         LOG.info("lost the connection to %s: %s", self.peer, problem)
         self._problem = problem
         if self.state == "open":
-            self._broken_since = now
+            self.broken_since = now
         self.state = "broken"
         if self.dialer is not None and not self.dialer.busy:
             self.dialer.back_off(now)

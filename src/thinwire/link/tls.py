@@ -23,6 +23,8 @@ from thinwire.files import atomic_file
 
 KEY_FILE = "key.pem"
 CERTIFICATE_FILE = "certificate.pem"
+SERVICES = ("standby",)
+"""What a connection may be for besides the link of two neighbours: the client says so in the handshake (ALPN)."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +115,19 @@ def fingerprint(pem: str) -> str:
     return hashlib.sha256(certificate_of(pem)).digest().hex(":").upper()
 
 
-def client_context(identity: Identity, peer: str) -> ssl.SSLContext:
-    """Trust one certificate only."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, identity, [peer])
+def client_context(identity: Identity, peer: str, service: str | None = None) -> ssl.SSLContext:
+    """Trust one certificate only; ask for a service, or for the link of two neighbours."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, identity, [peer])
+    if service is not None:
+        context.set_alpn_protocols([service])
+    return context
 
 
 def server_context(identity: Identity, peers: Iterable[str]) -> ssl.SSLContext:
     """Trust the given certificates only, and ask the client for one of them."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity, peers)
     context.num_tickets = 0  # sessions are never resumed
+    context.set_alpn_protocols(SERVICES)
     return context
 
 

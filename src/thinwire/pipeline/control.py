@@ -159,16 +159,17 @@ def decode_outcome(message: dict[str, Any]) -> Outcome:
     names = {field.name for field in fields(Outcome)}
     if message.keys() != names:
         raise ProtocolError("outcome", sorted(message), sorted(names))
-    numbers = {name: value for name, value in message.items() if name not in ("stop", "loss", "saved")}
+    numbers = {name: value for name, value in message.items() if name not in ("stop", "loss", "saved", "copied")}
     if type(message["stop"]) is not bool or any(type(value) not in (int, float) for value in numbers.values()):
         raise ProtocolError("outcome", message, "numbers and a stop wish")
     if any(type(value) is int and abs(value) >= 2**63 for value in (*numbers.values(), message["loss"])):
         raise ProtocolError("outcome", sorted(numbers), "numbers that a float can hold")
     if message["loss"] is not None and type(message["loss"]) not in (int, float):
         raise ProtocolError("loss", message["loss"], "a number or null")
-    saved = message["saved"]
     if message["replicas"] < 1:
         raise ProtocolError("replicas", message["replicas"], "at least 1")
-    if not isinstance(saved, list) or any(type(step) is not int for step in saved):
-        raise ProtocolError("saved", saved, "a list of steps")
-    return Outcome(**message | {"saved": tuple(saved)})
+    lists = {name: message[name] for name in ("saved", "copied")}
+    for name, steps in lists.items():
+        if not isinstance(steps, list) or any(type(step) is not int for step in steps):
+            raise ProtocolError(name, steps, "a list of steps")
+    return Outcome(**message | {name: tuple(steps) for name, steps in lists.items()})

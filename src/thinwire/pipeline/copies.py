@@ -41,12 +41,14 @@ def step_of(name: str) -> int:
 class Copies:
     """Send this stage's checkpoints to a neighbour, keep those of the neighbours, and give them back."""
 
-    def __init__(self, run: Path, stage: int, left: Link | None, right: Link | None, largest: int) -> None:
+    def __init__(self, run: Path, stage: int, stages: int, left: Link | None, right: Link | None, largest: int) -> None:
         """Keep copies of at most `largest` bytes in a run folder, beside the checkpoints of this stage."""
         self.largest = (largest, MANIFEST_BYTES)
         self.folder, self.own, self.stage = run / "copies", run / "checkpoints", stage
         self.links = {stage + side: link for side, link in ((-1, left), (1, right)) if link is not None}
         self.keeper = right or left
+        self.whole: dict[int, set[int]] = {other: set() for other in self.links if other < stage or other == stages - 1}
+        """For each neighbour whose keeper this is: the steps of which a copy has come since the links were made."""
         self.changed = threading.Condition()
         self.back: set[str] = set()
         """This stage's own checkpoints that came back."""
@@ -68,6 +70,10 @@ class Copies:
     def held(self) -> dict[str, list[str]]:
         """List the checkpoints of which the copies are whole, by the number of the neighbour's stage, as JSON has its keys."""
         return {str(stage): [path.parent.name for path in self._manifests(stage) if self._is_whole(path)] for stage in self.links}
+
+    def copied(self, steps: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those of some steps of which the copies that belong here have come, whole."""
+        return tuple(step for step in steps if all(step in whole for whole in self.whole.values()))
 
     def confirm(self, step: int) -> None:
         """Note that every worker has a checkpoint of this step: delete copies that are older than the newest one up to it."""
@@ -199,6 +205,8 @@ class Copies:
             with self.changed:
                 self.back.add(folder.name)
                 self.changed.notify_all()
+        elif stage in self.whole:
+            self.whole[stage].add(step_of(folder.name))
 
     @staticmethod
     def _is_whole(manifest: Path, tensors: Path | None = None) -> bool:

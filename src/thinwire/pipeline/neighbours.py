@@ -15,7 +15,7 @@ from thinwire.link.link import Link, More
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.profile import find_profile
-from thinwire.link.roster import Place, Roster
+from thinwire.link.roster import Place, Roster, Worker
 from thinwire.link.tls import Identity
 from thinwire.replicas.graph import make_graph
 
@@ -37,17 +37,22 @@ class Neighbours:
         self.roster, self.identity, self.place, self.run, self.incarnation = roster, identity, place, run, incarnation
         self.listen = listen
         self.listener: Listener | None = None
+        self.others: tuple[Worker, ...] = roster.standbys
+        """Who may connect besides the neighbours: a standby that has taken a place is there before this worker knows of it."""
         self.opened: dict[Place, Link] = {}
-        self.met: dict[Place, int | None] = {}
-        """The newest incarnation met at each place: an older one has been replaced."""
+        self.met: dict[str, int | None] = {}
+        """The newest incarnation met of each certificate: an older one has been replaced."""
 
     def open(self, config: RunConfig, contracts: Mapping[Place, Contract], timeout: float | None = None) -> Links:
         """Open the links to these places, with what each may carry; return when all who sit there have come."""
         options = link_options(config.link)
-        if self.listener is None and any(map(self._listens_for, contracts)):
+        workers = [self.roster.worker(place) for place in contracts]
+        if self.listener is not None:
+            self.listener.admit(workers, self.others)  # a place may be another worker's than in the epoch before
+        elif any(map(self._listens_for, contracts)):
             address = self.listen or self.roster.worker(self.place).address
             assert address is not None
-            self.listener = Listener(address, self.identity, [self.roster.worker(place) for place in contracts], options)
+            self.listener = Listener(address, self.identity, workers, options, self.others)
         for place, contract in contracts.items():
             self.opened[place] = self._link(place, config, contract, options)
         for link in list(self.opened.values()):
@@ -69,7 +74,7 @@ class Neighbours:
             "options": options,
             "profile": find_profile(config.link.profile),
             "failed": partial(self._pass_on, peer),
-            "newest": self.met.get(peer),
+            "newest": self.met.get(self.roster.worker(peer).certificate),
         }
         if self._listens_for(peer):
             assert self.listener is not None
@@ -90,7 +95,7 @@ class Neighbours:
     def drop(self, reason: LinkError) -> None:
         """End the links of an epoch; whoever is at their other ends is told why."""
         for place, link in self.opened.items():
-            self.met[place] = link.newest
+            self.met[self.roster.worker(place).certificate] = link.newest
             link.abort(passed_on(reason))
         self._close_links()
 

@@ -24,6 +24,8 @@ class Outcome:
 
     saved: tuple[int, ...] = ()
     """Steps of which this stage, or every one of them, has a checkpoint on its disk."""
+    copied: tuple[int, ...] = ()
+    """Those of them of which whoever keeps a copy for a neighbour has it too: they survive the loss of a machine."""
     replicas: int = 1
     """How many replicas it is the total of."""
 
@@ -40,6 +42,7 @@ class Outcome:
             max(self.turn_seconds, downstream.turn_seconds),
             max(self.delay_seconds, downstream.delay_seconds),
             tuple(step for step in self.saved if step in downstream.saved),
+            tuple(step for step in self.copied if step in downstream.copied),
         )
 
     def beside(self, other: Outcome) -> Outcome:
@@ -60,7 +63,7 @@ class Outcome:
 
     def alone(self) -> Outcome:
         """Return the outcome of a replica that meets no other at this step: it neither stops nor deletes a checkpoint by itself."""
-        return replace(self, stop=False, saved=())
+        return replace(self, stop=False, saved=(), copied=())
 
     @property
     def norm(self) -> float:

@@ -81,7 +81,8 @@ class WorkerPipeline:
         # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.
         self.traffic = Traffic([self.ports[index + 1].meter] if links.right else [])
         self.waits = Traffic([self.control.meter, *(port.meter for port in self.ports.values())])
-        self.copies = Copies(copies, index, links.left, links.right, largest_part(config.model, stage)) if copies else None
+        largest = largest_part(config.model, stage)
+        self.copies = Copies(copies, index, len(ranges), links.left, links.right, largest) if copies else None
         self._share_basis(stage)
         self._share_copies(stage)
         group = open_group(index, len(ranges), self.ports)
@@ -203,6 +204,9 @@ class WorkerPipeline:
     def offer(self, name: str) -> None:
         if self.copies:
             self.copies.offer(name)
+
+    def copied(self, steps: tuple[int, ...]) -> tuple[int, ...]:
+        return self.copies.copied(steps) if self.copies else steps
 
     def confirm(self, step: int) -> None:
         if self.copies:

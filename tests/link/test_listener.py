@@ -1,0 +1,94 @@
+"""Whom a listener trusts, and where it takes them: links, services, nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
+from thinwire.link.contract import Contract
+from thinwire.link.frame import Channel, Frame, Kind
+from thinwire.link.link import Link
+from thinwire.link.listener import Listener
+from thinwire.link.roster import STANDBYS, Place, Worker
+from thinwire.link.tls import SERVICES, Identity, make_identity
+
+pytestmark = pytest.mark.timeout(60)
+OTHER = Place(STANDBYS, 0)
+(SERVICE,) = SERVICES
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory) -> dict[str, Identity]:
+    """Make identities with the same name in their certificates, as `thinwire keys` does."""
+    return {name: make_identity(tmp_path_factory.mktemp(name), "worker") for name in ("left", "right", "other")}
+
+
+@pytest.fixture
+def people(identities) -> dict[str, Worker]:
+    places = {"left": LEFT, "right": RIGHT, "other": OTHER}
+    return {name: Worker(place, identities[name].certificate) for name, place in places.items()}
+
+
+@pytest.fixture
+def listener(identities, people) -> Iterator[Listener]:
+    listener = Listener(LOOPBACK, identities["left"], [people["right"]], QUICK, [people["other"]])
+    yield listener
+    listener.close()
+
+
+def dial(identities, listener: Listener, name: str, place: Place, service: str | None = None) -> Link:
+    host, port = listener.address
+    target = Worker(LEFT, identities["left"].certificate, f"{host}:{port}")
+    return Link.connect(target, identities[name], terms(place), Contract(), options=QUICK, service=service)
+
+
+def test_a_question_never_reaches_the_link_of_the_neighbour_who_asks(identities, people, listener):
+    """A neighbour has a link here and asks something too: the link goes on, the service gets the question."""
+    asked: list[Place] = []
+
+    def serve(asker: Place, connection) -> None:
+        asked.append(asker)
+        threading.Thread(target=answer, args=(asker, connection)).start()
+
+    def answer(asker: Place, connection) -> None:
+        link = Link.accept(connection, Worker(asker, ""), terms(LEFT), Contract(), options=QUICK)
+        link.wait_open(10)
+        link.send(Frame.make(Kind.STEP, b"answer", epoch=0))
+        link.close()
+
+    left = Link.listen(listener, people["right"], terms(LEFT), Contract(), options=QUICK)
+    right = dial(identities, listener, "right", RIGHT)
+    right.wait_open(10)
+    early = dial(identities, listener, "right", RIGHT, SERVICE)
+    assert not early._loop.opened.wait(0.5)  # nobody serves it yet
+    listener.services[SERVICE] = serve
+    early.wait_open(10)
+    assert bytes(early.receive(Channel.CONTROL, 10).payload) == b"answer"
+    assert asked == [RIGHT] and left.state == right.state == "open" and left.meter.connections == 1
+    for link in (early, right, left):
+        link.close()
+
+
+def test_others_are_turned_away_until_they_are_peers(identities, people, listener):
+    """A standby that took a place calls before its neighbour knows: it is not refused, and gets through once it is a peer."""
+    taking = Worker(RIGHT, people["other"].certificate)
+    link = dial(identities, listener, "other", RIGHT)
+    assert not link._loop.opened.wait(0.5) and not listener.refusals
+    listener.admit([taking])
+    left = Link.listen(listener, taking, terms(LEFT), Contract(), options=QUICK)
+    link.wait_open(10)
+    left.wait_open(10)
+    for each in (link, left):
+        each.close()
+
+
+def test_whoever_is_no_longer_admitted_is_refused(identities, people, listener):
+    listener.admit([Worker(RIGHT, people["other"].certificate)])
+    link = dial(identities, listener, "right", RIGHT)
+    with pytest.raises(ConnectionError, match=r"refused this worker.*no standby may have taken"):
+        link.wait_open(10)
+    wait_until(lambda: listener.refusals)
+    link.close()
