@@ -215,3 +215,23 @@ def test_a_lost_machine_is_replaced_from_its_neighbours_copy(config, tmp_path):
     assert (homes[1] / "run/checkpoints/step-000060/stage-1.json").exists()
     first = json.loads((homes[1] / "run/metrics/stage-1.jsonl").read_text().splitlines()[0])
     assert first["step"] > 5  # not from the beginning
+
+
+@pytest.mark.full
+def test_two_replicas_on_four_machines(config, tmp_path):
+    """Each machine has keys and a folder of its own; the grid computes what it computes on one machine."""
+    homes = loopback(tmp_path, 4)
+    ports = free_ports(4)
+    entries = [f"127.0.0.1:{port}={home / 'keys/certificate.pem'}" for port, home in zip(ports, homes, strict=True)]
+    entries = [word for entry in entries for word in ("--stage", entry)]
+    assert cli.main(["roster", str(tmp_path / "grid.toml"), "--replicas", "2", *entries]) == 0
+    grid = ("--replicas.count", "2", "--train.batch", "8", "--replicas.exchange", "powersgd:rank=2")
+    processes = []
+    for number, home in enumerate(homes):
+        shutil.copy(tmp_path / "grid.toml", home / "roster.toml")
+        replica, stage = divmod(number, 2)
+        processes.append(start_join(join_words(home, stage, config, "--replica", str(replica), *grid)))
+    finish(processes)
+    together = train(config, tmp_path / "together", "--pipeline.mode", "workers", *grid)
+    summary = json.loads((homes[0] / "run/summary.json").read_text())
+    assert summary["weights_sha256"] == together["weights_sha256"] and len(summary["weights_sha256"]) == 4

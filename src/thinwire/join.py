@@ -28,8 +28,9 @@ def main(argv: list[str]) -> None:
     command = parse_join(argv)
     identity, roster = load_identity(command.keys), known_places(read_roster(command.roster), command.run)
     check_times(command.config.link, roster)
-    desk, stage, stop = None, command.stage, Stop()
-    if stage is None:
+    desk, stop = None, Stop()
+    place = None if command.stage is None else Place(command.replica, command.stage)
+    if place is None:
         desk = stand_by(command, identity, roster)
         place = desk.wait(stop)
         if place is None:
@@ -37,19 +38,21 @@ def main(argv: list[str]) -> None:
             print("the run is over" if desk.over else "stopped: no place was taken")
             return
         print(f"{desk.me.place} takes the place of {place}", flush=True)
-        roster, stage = roster.taken_by(place, desk.me), place.stage
+        roster = roster.taken_by(place, desk.me)
     elif (standby := roster.standby(identity.certificate)) is not None:
         raise ValueError(f"{identity.certificate_path} is the certificate of {standby.place} in the roster; say --standby, not --stage")
-    seat = Seat(config=command.config, roster=roster, identity=identity, stage=stage, listen=command.listen)
+    seat = Seat(config=command.config, roster=roster, identity=identity, stage=place.stage, replica=place.replica, listen=command.listen)
     summary = train(command, seat, stop, desk)
     if summary["steps"] < command.config.train.steps:
-        words = f"--stage {stage}" if desk is None else "--standby"
+        words = f"--stage {place.stage}{f' --replica {place.replica}' if place.replica else ''}" if desk is None else "--standby"
         words = f"{command.roster} {words} --keys {command.keys} --run {command.run}"
         print(how_to_go_on(summary, f"thinwire join {words} --resume (on every machine)"))
-    elif stage == 0 and roster.standbys:
+    elif place == Place(0, 0) and roster.standbys:
         Questions(roster, identity, desk.me.place if desk else Place(0, 0), command.config).ask_all("over")
     if summary["val_loss"] is not None:
-        print(f"stage {stage} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
+        print(
+            f"{place if command.config.replicas.count > 1 else f'stage {place.stage}'} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}"
+        )
 
 
 def stand_by(command: JoinCommand, identity: Identity, roster: Roster) -> Desk:

@@ -32,6 +32,8 @@ class RosterCommand:
     """Roster to write."""
     stage: tyro.conf.UseAppendAction[tuple[str, ...]]
     """One per stage in order: ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem; `none` for one that only dials out."""
+    replicas: int = 1
+    """Copies of the pipeline; --stage then lists all stages of the first copy, then those of the second, and so on."""
     standby: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """One per machine that takes the place of a lost one, in the order in which they are asked: ADDRESS=CERTIFICATE."""
 
@@ -51,7 +53,13 @@ def roster(argv: list[str]) -> None:
         raise ValueError(f"{command.file} exists; choose another name, or delete it first")
     if not command.stage:
         raise ValueError("a roster lists the workers of a run: give --stage ADDRESS=CERTIFICATE once for each stage, in order")
-    workers = [read_entry(text, Place(0, number), "--stage") for number, text in enumerate(command.stage)]
+    stages, left = divmod(len(command.stage), max(1, command.replicas))
+    if command.replicas < 1 or left:
+        raise ValueError(
+            f"--replicas is {command.replicas} and --stage is given {len(command.stage)} times; "
+            "each replica has as many stages as the others: give --stage once for each of them"
+        )
+    workers = [read_entry(text, Place(*divmod(number, stages)), "--stage") for number, text in enumerate(command.stage)]
     standbys = [read_entry(text, Place(STANDBYS, number), "--standby") for number, text in enumerate(command.standby)]
     write_roster(command.file, Roster.of(workers, standbys))
     for worker in (*workers, *standbys):

@@ -59,6 +59,7 @@ class JoinCommand(TrainCommand):
     keys: Path
     stage: int | None
     """None: the place of whichever machine is lost."""
+    replica: int
     listen: str | None
 
 
@@ -72,6 +73,7 @@ def parse_join(argv: list[str]) -> JoinCommand:
     own.add_argument("roster", type=Path, help="roster file that every worker has (`thinwire roster`)")
     place = own.add_mutually_exclusive_group(required=True)
     place.add_argument("--stage", type=int, help="stage that this machine runs, from 0")
+    own.add_argument("--replica", type=int, default=0, help="copy of the pipeline that this machine belongs to, from 0 (default: 0)")
     place.add_argument("--standby", action="store_true", help="wait, and take the place of a machine that is lost")
     own.add_argument("--keys", type=Path, default=Path("keys"), help="folder that `thinwire keys` made here (default: keys)")
     own.add_argument("--listen", help="address to listen on if it is not the roster's, such as 0.0.0.0:29400 behind a forwarded port")
@@ -81,10 +83,11 @@ def parse_join(argv: list[str]) -> JoinCommand:
         )
     mine, rest = own.parse_known_args(argv)
     if "run" not in scan(rest):
-        rest += ["--run", "runs/standby" if mine.standby else f"runs/stage-{mine.stage}"]
+        copy = f"replica-{mine.replica}-" if mine.replica else ""
+        rest += ["--run", "runs/standby" if mine.standby else f"runs/{copy}stage-{mine.stage}"]
     train = parse_train([*rest, "--pipeline.mode", "workers"])
     given = {entry.name: getattr(train, entry.name) for entry in fields(TrainCommand)}
-    return JoinCommand(**given, roster=mine.roster, keys=mine.keys, stage=mine.stage, listen=mine.listen)
+    return JoinCommand(**given, roster=mine.roster, keys=mine.keys, stage=mine.stage, replica=mine.replica, listen=mine.listen)
 
 
 def scan(argv: list[str]) -> dict[str, str | None]:
