@@ -50,9 +50,8 @@ def main(argv: list[str]) -> None:
     elif place == Place(0, 0) and roster.standbys:
         Questions(roster, identity, desk.me.place if desk else Place(0, 0), command.config).ask_all("over")
     if summary["val_loss"] is not None:
-        print(
-            f"{place if command.config.replicas.count > 1 else f'stage {place.stage}'} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}"
-        )
+        who = place if command.config.replicas.count > 1 else f"stage {place.stage}"
+        print(f"{who} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
 
 
 def stand_by(command: JoinCommand, identity: Identity, roster: Roster) -> Desk:
