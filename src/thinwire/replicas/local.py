@@ -1,0 +1,81 @@
+"""local: every replica trains alone for some steps, then all take one step of Nesterov's momentum along their mean change (DiLoCo).
+
+At a meeting, with anchor A the parameters of the last one: c = mean over replicas of A - X, V <- momentum V + c,
+A <- A - rate (c + momentum V), X <- A. The mean is the same to the bit everywhere, so A and V are, and a lossy packing moves the replicas
+together. What a packing loses of a change is not carried on to the next meeting: see `LocalOptions.packing`. Moments of the inner optimizer
+stay with their replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from thinwire.config import RunConfig
+from thinwire.optimizer import StageOptimizer
+from thinwire.replicas.allreduce import mean, refuse_gaps
+from thinwire.replicas.exchange import Exchange, Named, Options, flat
+from thinwire.replicas.packing import make_packing
+
+ANCHOR, MOMENTUM = "anchor", "momentum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions(Options):
+    """How often replicas meet, and the step that they take then."""
+
+    steps: int = 20
+    """Steps from one meeting to the next."""
+    rate: float = 0.7
+    """Share of the mean change that is taken."""
+    momentum: float = 0.9
+    """What the next meeting keeps of this one's change."""
+    packing: str = "int8"
+    """What changes are sent in."""
+
+    def check(self, config: RunConfig) -> None:
+        if self.steps < 1:
+            raise ValueError(f"local's steps is {self.steps}; choose at least 1, such as local:steps=20")
+        if not 0 < self.rate <= 2:
+            raise ValueError(f"local's rate is {self.rate}; choose one above 0 and at most 2, such as local:rate=0.7")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"local's momentum is {self.momentum}; choose one from 0 to below 1, such as local:momentum=0.9")
+        make_packing(self.packing)
+
+
+class Local(Exchange):
+    """Let replicas train alone and meet every few steps."""
+
+    Options = LocalOptions
+
+    def talks_after(self, step: int) -> bool:
+        return (step + 1) % self.options.steps == 0 or step == self.config.train.steps - 1
+
+    def gradients(self, named: Named, step: int) -> None:
+        """Note where the run begins, before the first update: no meeting has been there to set the anchor."""
+        if not self.state:
+            for name, tensor in self.parameters_of_stage.items():
+                self.propose(f"{ANCHOR}/{name}", tensor.detach().clone())
+                self.propose(f"{MOMENTUM}/{name}", torch.zeros_like(tensor.detach()))
+
+    @torch.no_grad()
+    def parameters(self, named: Named, optimizer: StageOptimizer, step: int) -> None:
+        if not self.talks_after(step):
+            return
+        own = {name: self.state[f"{ANCHOR}/{name}"] - tensor for name, tensor in named.items()}
+        changes = dict(zip(own, mean(self.peers, list(own.values()), make_packing(self.options.packing)), strict=True))
+        for name, tensor in named.items():
+            velocity = self.options.momentum * self.state[f"{MOMENTUM}/{name}"] + changes[name]
+            anchor = self.state[f"{ANCHOR}/{name}"] - self.options.rate * (changes[name] + self.options.momentum * velocity)
+            tensor.copy_(anchor)
+            self.propose(f"{ANCHOR}/{name}", anchor)
+            self.propose(f"{MOMENTUM}/{name}", velocity)
+        length = float(flat(own).norm())
+        self.figures["change"] = length
+        self.figures["agreement"] = float(flat(changes).norm()) / length if length else 1.0
+
+    def load_state(self, state: Named) -> None:
+        needed = {f"{label}/{name}": tensor.shape for label in (ANCHOR, MOMENTUM) for name, tensor in self.parameters_of_stage.items()}
+        refuse_gaps("local", state, needed)
+        super().load_state({name: state[name] for name in needed})
