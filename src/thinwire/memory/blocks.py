@@ -27,6 +27,15 @@ class Block:
     """The block's input, kept by recompute."""
     parameter_bytes: int = 0
 
+    @property
+    def all_bytes(self) -> int:
+        """What the block holds when its forward has ended: kept by keep, moved out and in again by offload."""
+        return self.saved_bytes + self.input_bytes
+
+    def resting_bytes(self, choice: Choice) -> int:
+        """What stays in memory between forward and backward, once a copy out has ended."""
+        return {"keep": self.all_bytes, "recompute": self.input_bytes, "offload": 0}[choice]
+
 
 @dataclass(frozen=True)
 class Tier:
