@@ -13,15 +13,16 @@ ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A module may import from its own layer and from those below.
 LAYERS = [
     ["config", "files", "noise", "model.cut"],
+    ["memory.blocks", "memory.sizes", "memory.space", "memory.simulate", "memory.search", "memory.plan", "memory.show", "memory.picture"],
     ["model.stream", "model.initial", "model.llama", "data", "subspace", "link"],
     ["codecs"],
     ["model.stages"],
     ["configfile", "limits", "optimizer", "stop", "hf.shards"],
-    ["pipeline"],
+    ["pipeline", "memory"],
     ["settings", "checkpoint", "track", "trackers", "seat"],
     ["crew"],
     ["summary", "sampling", "saved"],
-    ["evaluate", "generate", "keys", "view"],
+    ["evaluate", "generate", "keys", "view", "memory.command"],
     ["train", "hf"],
     ["recover"],
     ["join"],

@@ -145,6 +145,16 @@ class LinkConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """How much memory a stage may use on this machine."""
+
+    budget: str | None = None
+    """Most memory of each stage here, such as 2GB or 1.5GiB: what does not fit is recomputed or offloaded. Unset: no limit."""
+    folder: str | None = None
+    """Folder for what a CPU stage offloads, on a fast disk; unset: the run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that defines a run."""
 
@@ -159,3 +169,4 @@ class RunConfig:
     codec: Any = None
     """The chosen codec's options (a `codecs.base.Options` dataclass)."""
     link: LinkConfig = field(default_factory=LinkConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)

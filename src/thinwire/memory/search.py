@@ -30,12 +30,12 @@ class Search:
         self.order = compute_order(len(profile.blocks), in_flight, self.microbatches)
         self.tried: dict[Choices, float] = {}
 
-    def seconds(self, choices: Choices) -> float:
-        """Return the time of a short step, infinite if the plan does not fit."""
+    def seconds(self, choices: Choices, slack: float = math.inf) -> float:
+        """Return the time of a short step, infinite if the plan does not fit or computation waits longer than `slack`."""
         if choices not in self.tried:
             machine = Machine(self.profile.blocks, self.profile.tier, choices, self.room)
             fits = floor_bytes(self.profile.blocks, choices, self.in_flight) <= self.room
-            self.tried[choices] = machine.clock if fits and machine.run(self.order) else math.inf
+            self.tried[choices] = machine.clock if fits and machine.run(self.order, slack) else math.inf
         return self.tried[choices]
 
     def best(self) -> list[Choices]:
@@ -59,13 +59,13 @@ class Search:
 
     def exhaust(self, best: float) -> None:
         """Try every plan whose lower bound is below the best time known."""
-        for bound, choices in sorted(self.bounded(best)):
+        for bound, choices, engine in sorted(self.bounded(best)):
             if bound >= best:
                 return
-            best = min(best, self.seconds(choices))
+            best = min(best, self.seconds(choices, best - engine))
 
-    def bounded(self, limit: float) -> Iterator[tuple[float, Choices]]:
-        """List the plans that fit, with a time that none can beat, where that is below the limit."""
+    def bounded(self, limit: float) -> Iterator[tuple[float, Choices, float]]:
+        """List the plans that fit, with a time that none can beat, where that is below the limit, and their computation's time."""
         blocks, times = self.profile.blocks, self.microbatches
         compute = sum(block.forward_seconds + block.backward_seconds for block in blocks)
         stack: list[tuple[Choices, int, float]] = [((), 0, compute)]
@@ -75,7 +75,7 @@ class Search:
                 continue
             if len(choices) == len(blocks):
                 if (bound := self.bound(choices, engine)) < limit:
-                    yield bound, choices
+                    yield bound, choices, times * engine
                 continue
             block = blocks[len(choices)]
             if self.in_flight * resting + block.all_bytes <= self.room:

@@ -89,16 +89,18 @@ class Machine:
         self.events: list[Event] = []
         self.memory: list[tuple[float, int]] = []
 
-    def run(self, order: list[tuple[bool, int, int]]) -> bool:
-        """Go through all work; return whether it could be done."""
+    def run(self, order: list[tuple[bool, int, int]], slack: float = math.inf) -> bool:
+        """Go through all work; return whether it could be done while the compute engine waited no longer than `slack`."""
         self.order, self.position = order, 0
         while self.position < len(order):
             self.start_compute()
             self.start_copies()
-            self.clock, before = min(self.computing, self.leaving, self.coming), self.clock
-            if self.clock == math.inf:
-                self.clock = before
+            end = min(self.computing, self.leaving, self.coming)
+            if self.computing == math.inf:
+                slack -= end - self.clock
+            if end == math.inf or slack < 0:  # nothing is under way any more, or it takes too long
                 return False
+            self.clock = end
             self.finish()
         return True
 
@@ -194,12 +196,9 @@ class Machine:
             self.waiting_out.append((microbatch, index))
         elif choice == "recompute":
             self.take(-block.saved_bytes)
-        if self.order[self.position : self.position + 1] and self.begins_backward(*self.order[self.position]):
+        following = self.order[self.position] if self.position < len(self.order) else (True, 0, 0)
+        if not following[0] and following[2] == len(self.blocks) - 1:  # a backward begins
             self.wanted = list(self.offloaded)
-
-    def begins_backward(self, forward: bool, microbatch: int, index: int) -> bool:
-        """Say whether a piece of work is the first of a microbatch's backward."""
-        return not forward and index == len(self.blocks) - 1
 
 
 def duration(size: int, rate: float) -> float:
