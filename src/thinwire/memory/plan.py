@@ -20,16 +20,20 @@ def make_plan(profile: Profile, budget: int, depth: int = 1) -> Plan:
     """Return the fastest plan that fits the budget; `depth` is how many microbatches the pipeline would keep in flight."""
     plan = best_plan(profile, budget, depth)
     if plan is None:
-        least, in_use = minimum(profile), dict(profile.kinds)
-        largest = max(profile.blocks, key=lambda block: block.all_bytes)
-        raise ValueError(
-            f"the memory budget is {write_size(budget)}, this stage needs at least {write_size(least)}: "
-            f"{write_size(profile.fixed_bytes)} are always there"
-            + (f" ({', '.join(f'{kind} {write_size(size)}' for kind, size in in_use.items())})" if in_use else "")
-            + f", and its largest block, {largest.name}, works on {write_size(largest.all_bytes)}; set --memory.budget to "
-            f"{write_size(least, up=True)} or more, or use more microbatches or more stages"
-        )
+        raise ValueError(refusal(profile, budget))
     return plan
+
+
+def refusal(profile: Profile, budget: int) -> str:
+    """Say why no plan fits, and what would."""
+    least = write_size(minimum(profile), up=True)
+    largest = max(profile.blocks, key=lambda block: block.all_bytes)
+    parts = ", ".join(f"{kind} {write_size(size)}" for kind, size in profile.kinds.items())
+    return (
+        f"the memory budget is {write_size(budget)}, this stage needs at least {least}: {write_size(profile.fixed_bytes)} are always there"
+        f"{f' ({parts})' if parts else ''}, and its largest block, {largest.name}, works on {write_size(largest.all_bytes)}; "
+        f"set --memory.budget {least.replace(' ', '')} or more, or cut the model into more stages, the batch into more microbatches"
+    )
 
 
 def best_plan(profile: Profile, budget: int, depth: int) -> Plan | None:

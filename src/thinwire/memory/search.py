@@ -1,6 +1,6 @@
 """Find the fastest choices for a budget and a number of microbatches in flight: all of them for few blocks, local search for many.
 
-Deterministic: the same profile gives the same choices everywhere. What is found is ranked by a short step; `plan.py` decides by a whole one.
+Deterministic: the same profile gives the same choices everywhere. What is found is ranked by a short step; `plan.py` decides by a whole.
 """
 
 from __future__ import annotations
