@@ -67,15 +67,24 @@ def compare(profile: Profile, budget: int, depth: int = 1) -> dict[str, Plan | N
     return found | {"hybrid": best_plan(profile, budget, depth)}
 
 
+def shapes(strategy: str, blocks: int) -> list[Choices]:
+    """Return the choices that a strategy may make, the best first."""
+    if strategy == "capacity only":
+        return [("offload",) * (blocks - kept) + ("keep",) * kept for kept in range(blocks, -1, -1)]
+    words: dict[str, Choice] = {"keep all": "keep", "offload all": "offload", "recompute all": "recompute"}
+    return [(words[strategy],) * blocks]
+
+
 def choices_of(strategy: str, profile: Profile, in_flight: int, budget: int) -> Choices | None:
     """Return the choices of a strategy, or None if it does not fit."""
-    count, room = len(profile.blocks), budget - base_bytes(profile, in_flight)
-    if strategy == "capacity only":
-        shapes: list[Choices] = [("offload",) * (count - kept) + ("keep",) * kept for kept in range(count, -1, -1)]
-    else:
-        word: Choice = {"keep all": "keep", "offload all": "offload", "recompute all": "recompute"}[strategy]  # type: ignore[assignment]
-        shapes = [(word,) * count]
-    return next((choices for choices in shapes if floor_bytes(profile.blocks, choices, in_flight) <= room), None)
+    room = budget - base_bytes(profile, in_flight)
+    possible = shapes(strategy, len(profile.blocks))
+    return next((choices for choices in possible if floor_bytes(profile.blocks, choices, in_flight) <= room), None)
+
+
+def strategy_minimum(profile: Profile, strategy: str) -> int:
+    """Return the smallest budget with which a strategy gets through, one microbatch at a time."""
+    return base_bytes(profile, 1) + floor_bytes(profile.blocks, shapes(strategy, len(profile.blocks))[-1])
 
 
 def evaluate(profile: Profile, choices: Sequence[Choice], in_flight: int, budget: int, depth: int = 1) -> Plan | None:
