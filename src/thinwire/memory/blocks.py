@@ -34,7 +34,7 @@ class Block:
 
     def resting_bytes(self, choice: Choice) -> int:
         """What stays in memory between forward and backward, once a copy out has ended."""
-        return {"keep": self.all_bytes, "recompute": self.input_bytes, "offload": 0}[choice]
+        return self.all_bytes if choice == "keep" else self.input_bytes if choice == "recompute" else 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from thinwire.memory.blocks import CHOICES, Choice, Profile
+from thinwire.memory.blocks import CHOICES, Block, Choice, Profile
 from thinwire.memory.simulate import Machine, compute_order, duration
 from thinwire.memory.space import base_bytes, floor_bytes
 
@@ -16,6 +16,10 @@ EXHAUSTIVE = 10
 """Most blocks for which all 3^n plans are looked at."""
 FINALISTS = 8
 """Best plans of the short step that are tried on a whole one."""
+STARTS = 3
+"""Plans of the usual shape from which local search sets out."""
+FAR = 1.5
+"""A plan that takes this many times as long as the best is not looked at further."""
 Choices = tuple[Choice, ...]
 
 
@@ -30,13 +34,19 @@ class Search:
         self.order = compute_order(len(profile.blocks), in_flight, self.microbatches)
         self.tried: dict[Choices, float] = {}
 
-    def seconds(self, choices: Choices, slack: float = math.inf) -> float:
-        """Return the time of a short step, infinite if the plan does not fit or computation waits longer than `slack`."""
+    def seconds(self, choices: Choices, limit: float = math.inf) -> float:
+        """Return the time of a short step, infinite if the plan does not fit or takes as long as the limit."""
         if choices not in self.tried:
-            machine = Machine(self.profile.blocks, self.profile.tier, choices, self.room)
-            fits = floor_bytes(self.profile.blocks, choices, self.in_flight) <= self.room
-            self.tried[choices] = machine.clock if fits and machine.run(self.order, slack) else math.inf
+            self.tried[choices] = self._simulate(choices, limit) if self.bound(choices) < limit else math.inf
         return self.tried[choices]
+
+    def _simulate(self, choices: Choices, limit: float) -> float:
+        blocks = self.profile.blocks
+        if floor_bytes(blocks, choices, self.in_flight) > self.room:
+            return math.inf
+        machine = Machine(blocks, self.profile.tier, choices, self.room)
+        slack = limit - self.microbatches * compute_seconds(blocks, choices)
+        return machine.clock if machine.run(self.order, slack) else math.inf
 
     def best(self) -> list[Choices]:
         """Return the best plans, the fastest first; of equally fast ones those that move least and are nearest to the usual shape."""
@@ -48,64 +58,79 @@ class Search:
 
     def climb(self) -> float:
         """Change one or two blocks at a time from the best of the ordinary shapes; return the best time."""
-        shapes = sorted(ordinary(len(self.profile.blocks)), key=self.seconds)
         best = math.inf
-        for start in shapes[:3]:
+        for shape in ordinary(len(self.profile.blocks)):
+            best = min(best, self.seconds(shape, FAR * best))
+        for start in sorted(self.tried, key=lambda choices: rank(self.tried[choices], choices))[:STARTS]:
             current = start
-            while better := next((other for other in neighbours(current) if self.seconds(other) < self.seconds(current)), None):
+            while better := next((other for other in neighbours(current) if self.better(other, current)), None):
                 current = better
             best = min(best, self.seconds(current))
         return best
 
+    def better(self, choices: Choices, than: Choices) -> bool:
+        """Say whether choices are faster than others."""
+        return self.seconds(choices, self.seconds(than)) < self.seconds(than)
+
     def exhaust(self, best: float) -> None:
         """Try every plan whose lower bound is below the best time known."""
-        for bound, choices, engine in sorted(self.bounded(best)):
+        for bound, choices in sorted(self.bounded(best)):
             if bound >= best:
                 return
-            best = min(best, self.seconds(choices, best - engine))
+            best = min(best, self.seconds(choices, best))
 
-    def bounded(self, limit: float) -> Iterator[tuple[float, Choices, float]]:
-        """List the plans that fit, with a time that none can beat, where that is below the limit, and their computation's time."""
-        blocks, times = self.profile.blocks, self.microbatches
-        compute = sum(block.forward_seconds + block.backward_seconds for block in blocks)
-        stack: list[tuple[Choices, int, float]] = [((), 0, compute)]
+    def bounded(self, limit: float) -> Iterator[tuple[float, Choices]]:
+        """List the plans that fit, with a time that none can beat, where that is below the limit."""
+        blocks = self.profile.blocks
+        stack: list[tuple[Choices, int, float]] = [((), 0, compute_seconds(blocks, ("keep",) * len(blocks)))]
         while stack:
             choices, resting, engine = stack.pop()
-            if times * engine >= limit:
-                continue
             if len(choices) == len(blocks):
-                if (bound := self.bound(choices, engine)) < limit:
-                    yield bound, choices, times * engine
+                if (bound := self.bound(choices)) < limit:
+                    yield bound, choices
                 continue
             block = blocks[len(choices)]
-            if self.in_flight * resting + block.all_bytes <= self.room:
-                stack.append(((*choices, "keep"), resting + block.all_bytes, engine))
-                stack.append(((*choices, "recompute"), resting + block.input_bytes, engine + block.forward_seconds))
-                stack.append(((*choices, "offload"), resting, engine))
+            again = engine + block.forward_seconds
+            if self.in_flight * resting + block.all_bytes > self.room:
+                continue
+            stack.append(((*choices, "keep"), resting + block.all_bytes, engine))
+            stack.append(((*choices, "offload"), resting, engine))
+            if self.microbatches * again < limit:
+                stack.append(((*choices, "recompute"), resting + block.input_bytes, again))
 
-    def bound(self, choices: Choices, engine: float) -> float:
-        """Return a time that the plan cannot beat; its computation takes `engine` seconds a microbatch."""
+    def bound(self, choices: Choices) -> float:
+        """Return a time of the short step that the plan cannot beat."""
+        blocks, tier = self.profile.blocks, self.profile.tier
+        engine = compute_seconds(blocks, choices)
         if "offload" not in choices:
             return self.microbatches * engine
-        blocks, tier = self.profile.blocks, self.profile.tier
         moved = sum(block.all_bytes for block, choice in zip(blocks, choices, strict=True) if choice == "offload")
         out, back = duration(moved, tier.out_bytes_per_second), duration(moved, tier.in_bytes_per_second)
-        first = choices.index("offload")
         forward = sum(block.forward_seconds for block in blocks)
         # All copies in lie inside the backward, and the blocks up to the first offloaded one follow the last copy.
-        tail = sum(
-            block.backward_seconds + (block.forward_seconds if choice == "recompute" else 0.0)
-            for block, choice in zip(blocks[: first + 1], choices, strict=False)
-        )
-        turn = forward
-        if self.in_flight == 1:  # before the last forward starts, what does not fit beside it has been copied out
-            resting = sum(block.resting_bytes(choice) for block, choice in zip(blocks[:-1], choices, strict=False))
-            held = moved - (blocks[-1].all_bytes if choices[-1] == "offload" else 0)
-            head = sum(block.forward_seconds for block in blocks[: first + 1])
-            excess = max(0, resting + held + blocks[-1].all_bytes - self.room)
-            turn = max(forward, head + duration(excess, tier.out_bytes_per_second) + blocks[-1].forward_seconds)
-        one = turn + max(engine - forward, back + tail)
+        first = choices.index("offload") + 1
+        tail = compute_seconds(blocks[:first], choices[:first]) - sum(block.forward_seconds for block in blocks[:first])
+        one = self.turn_seconds(choices, moved) + max(engine - forward, back + tail)
         return self.microbatches * (one if tier.duplex else max(one, out + back))
+
+    def turn_seconds(self, choices: Choices, moved: int) -> float:
+        """Return the least time from the start of a microbatch's forward to its end."""
+        blocks, last = self.profile.blocks, self.profile.blocks[-1]
+        forward = sum(block.forward_seconds for block in blocks)
+        if self.in_flight > 1:
+            return forward
+        # Before the last forward starts, what does not fit beside it has been copied out.
+        resting = sum(block.resting_bytes(choice) for block, choice in zip(blocks[:-1], choices, strict=False))
+        still = moved - (last.all_bytes if choices[-1] == "offload" else 0)
+        excess = max(0, resting + still + last.all_bytes - self.room)
+        head = sum(block.forward_seconds for block in blocks[: choices.index("offload") + 1])
+        return max(forward, head + duration(excess, self.profile.tier.out_bytes_per_second) + last.forward_seconds)
+
+
+def compute_seconds(blocks: Sequence[Block], choices: Sequence[Choice]) -> float:
+    """Return the time of a microbatch's computation."""
+    again = sum(block.forward_seconds for block, choice in zip(blocks, choices, strict=True) if choice == "recompute")
+    return again + sum(block.forward_seconds + block.backward_seconds for block in blocks)
 
 
 def rank(seconds: float, choices: Choices) -> tuple[float, int, int, Choices]:
