@@ -84,6 +84,7 @@ def test_without_matplotlib_the_rest_is_printed(seen, capsys, monkeypatch, tmp_p
         ("--stage -1", "--stage is -1"),
         ("--memory.budget 2Gb/s", "memory.budget is '2Gb/s'; give a number and a unit"),
         ("--memory.bugdet 2GB", "did you mean --memory.budget?"),
+        ("--memory.budget 2GB --pipeline.mode workers --pipeline.schedule gpipe", "leave --pipeline.schedule at auto"),
         ("--picture plan.txt", "ends in .png or .svg"),
         ("--run runs/first", "--run is not for thinwire memory"),
         ("--resume", "--config RUN/config.toml"),

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Choice = Literal["keep", "recompute", "offload"]
-CHOICES: tuple[Choice, ...] = get_args(Choice)
+Choices = tuple[Choice, ...]
+CHOICES: Choices = get_args(Choice)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Profile:
 class Plan:
     """What to do with the saved activations of each block, and what that costs."""
 
-    choices: tuple[Choice, ...]
+    choices: Choices
     in_flight: int
     """Microbatches whose activations are alive at once."""
     peak_bytes: int
@@ -78,3 +79,8 @@ class Plan:
     """Predicted time of a step's computation with this plan."""
     ideal_seconds: float
     """The same if memory were no limit."""
+
+
+def alike(choice: Choice, count: int) -> Choices:
+    """Return the same choice for so many blocks."""
+    return (choice,) * count

@@ -60,6 +60,10 @@ def parse_memory(argv: list[str]) -> MemoryCommand:
     check(config)
     if not 0 <= mine.stage < config.pipeline.stages:
         raise ValueError(f"--stage is {mine.stage}, the stages are 0 to {config.pipeline.stages - 1}; choose one of them")
+    if config.memory.budget is not None and config.pipeline.mode == "workers":
+        from thinwire.pipeline.schedule import check_bounded  # not at the top: it imports torch
+
+        check_bounded(config.pipeline.schedule)
     return MemoryCommand(config=resolve(config), stage=mine.stage, picture=mine.picture and check_picture(mine.picture))
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.memory.blocks import Choice, Plan, Profile
-from thinwire.memory.search import Choices, Search, rank
+from thinwire.memory.blocks import Choice, Choices, Plan, Profile, alike
+from thinwire.memory.search import Search, rank
 from thinwire.memory.simulate import simulate
 from thinwire.memory.sizes import write_size
 from thinwire.memory.space import base_bytes, floor_bytes
@@ -70,9 +70,9 @@ def compare(profile: Profile, budget: int, depth: int = 1) -> dict[str, Plan | N
 def shapes(strategy: str, blocks: int) -> list[Choices]:
     """Return the choices that a strategy may make, the best first."""
     if strategy == "capacity only":
-        return [("offload",) * (blocks - kept) + ("keep",) * kept for kept in range(blocks, -1, -1)]
+        return [alike("offload", blocks - kept) + alike("keep", kept) for kept in range(blocks, -1, -1)]
     words: dict[str, Choice] = {"keep all": "keep", "offload all": "offload", "recompute all": "recompute"}
-    return [(words[strategy],) * blocks]
+    return [alike(words[strategy], blocks)]
 
 
 def choices_of(strategy: str, profile: Profile, in_flight: int, budget: int) -> Choices | None:
@@ -113,6 +113,6 @@ def bubble_seconds(profile: Profile, in_flight: int, depth: int) -> float:
 def minimum(profile: Profile) -> int:
     """Return the smallest budget that any plan meets."""
     offload = min(profile.tier.out_bytes_per_second, profile.tier.in_bytes_per_second) > 0
-    choices: Choices = (("offload",) if offload else ("recompute",)) * len(profile.blocks)
     # With offload nothing but the block at work need be there; every plan needs that.
+    choices = alike("offload" if offload else "recompute", len(profile.blocks))
     return base_bytes(profile, 1) + floor_bytes(profile.blocks, choices)

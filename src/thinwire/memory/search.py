@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from thinwire.memory.blocks import CHOICES, Block, Choice, Profile
+from thinwire.memory.blocks import CHOICES, Block, Choice, Choices, Profile, alike
 from thinwire.memory.simulate import Machine, compute_order, duration
 from thinwire.memory.space import base_bytes, floor_bytes
 
@@ -20,7 +20,6 @@ STARTS = 3
 """Plans of the usual shape from which local search sets out."""
 FAR = 1.5
 """A plan that takes this many times as long as the best is not looked at further."""
-Choices = tuple[Choice, ...]
 
 
 class Search:
@@ -82,7 +81,7 @@ class Search:
     def bounded(self, limit: float) -> Iterator[tuple[float, Choices]]:
         """List the plans that fit, with a time that none can beat, where that is below the limit."""
         blocks = self.profile.blocks
-        stack: list[tuple[Choices, int, float]] = [((), 0, compute_seconds(blocks, ("keep",) * len(blocks)))]
+        stack: list[tuple[Choices, int, float]] = [((), 0, compute_seconds(blocks, alike("keep", len(blocks))))]
         while stack:
             choices, resting, engine = stack.pop()
             if len(choices) == len(blocks):
@@ -144,7 +143,7 @@ def ordinary(blocks: int) -> Iterator[Choices]:
     """List the plans of the usual shape: early blocks offloaded, middle ones recomputed, late ones kept."""
     for kept in range(blocks + 1):
         for recomputed in range(blocks - kept + 1):
-            yield ("offload",) * (blocks - kept - recomputed) + ("recompute",) * recomputed + ("keep",) * kept
+            yield alike("offload", blocks - kept - recomputed) + alike("recompute", recomputed) + alike("keep", kept)
 
 
 def neighbours(choices: Choices) -> Iterator[Choices]:

@@ -159,12 +159,9 @@ class Machine:
 
     def start_out(self) -> None:
         """Copy out the block that a prefetch waits for, else the oldest."""
-        urgent = (self.order[self.position][1], self.wanted[-1]) if self.wanted else None
-        if urgent in self.waiting_out:
-            self.waiting_out.remove(urgent)
-            self.out_now = urgent
-        else:
-            self.out_now = self.waiting_out.popleft()
+        urgent = [key for key in self.waiting_out if self.wanted and key == (self.order[self.position][1], self.wanted[-1])]
+        self.out_now = urgent[0] if urgent else self.waiting_out[0]
+        self.waiting_out.remove(self.out_now)
         microbatch, index = self.out_now
         self.leaving = self.note("out", index, microbatch, self.out_seconds[index])
 
