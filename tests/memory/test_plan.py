@@ -12,6 +12,7 @@ import pytest
 from memory.made import UNIT, arbitrary, equal
 from thinwire.memory.blocks import CHOICES, Block, Profile, Tier
 from thinwire.memory.plan import STRATEGIES, bubble_seconds, compare, evaluate, make_plan, minimum
+from thinwire.memory.search import Search
 from thinwire.memory.simulate import simulate
 from thinwire.memory.sizes import read_size
 
@@ -82,6 +83,14 @@ def test_few_blocks_get_the_best_of_all_plans():
         times = [plan.seconds for choices, in_flight in every if (plan := evaluate(profile, choices, in_flight, budget, depth))]
         # Candidates are ranked by a short step, so a longer one may prefer another by a little.
         assert make_plan(profile, budget, depth).seconds <= min(times) * (1.02 if profile.microbatches > depth + 1 else 1 + 1e-9), seed
+
+
+def test_no_plan_beats_its_lower_bound():
+    for seed in range(60):
+        profile = arbitrary(seed, most=4)
+        search = Search(profile, 1 + seed % min(2, profile.microbatches), int(minimum(profile) * 1.5))
+        for choices in product(CHOICES, repeat=len(profile.blocks)):
+            assert search.bound(choices) <= search.seconds(choices) * (1 + 1e-9), (seed, choices)
 
 
 def test_many_blocks_are_searched_locally_and_always_the_same_way():

@@ -121,7 +121,9 @@ class Search:
         # Before the last forward starts, what does not fit beside it has been copied out.
         resting = sum(block.resting_bytes(choice) for block, choice in zip(blocks[:-1], choices, strict=False))
         still = moved - (last.all_bytes if choices[-1] == "offload" else 0)
-        excess = max(0, resting + still + last.all_bytes - self.room)
+        excess = resting + still + last.all_bytes - self.room
+        if excess <= 0:
+            return forward
         head = sum(block.forward_seconds for block in blocks[: choices.index("offload") + 1])
         return max(forward, head + duration(excess, self.profile.tier.out_bytes_per_second) + last.forward_seconds)
 
