@@ -94,6 +94,7 @@ class Trainer:
         self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
         self.data = (data or open_data(config.data, config.model, config.seed)) if self.first else None
         about = pipeline.announce(self._describe_data(resume))
+        pipeline.manage_memory(config, folder)
         self.validation_rows: int = about["validation_rows"]
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
         self.facts = checkpoint.facts(config, about["data"])
@@ -168,7 +169,7 @@ class Trainer:
         Raise Abandoned, or from links Stopping, when the run is to end at once: `end_early` then does what is left to do.
         """
         train, loss = self.config.train, math.nan
-        with self.stop.listening(), self._metrics() as metrics:
+        with self.stop.listening(), self.pipeline.memory, self._metrics() as metrics:
             stopped = False
             while self.position.step < train.steps and not stopped:
                 values, stopped = self.step()
@@ -284,8 +285,8 @@ class Trainer:
             return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows, self.position.step)
 
     def save(self) -> None:
-        """Take a snapshot; it is written while training goes on."""
-        self.saver.save(self.pipeline.stages, self.optimizers, self.position)
+        """Take a snapshot; it is written while training goes on, or with a memory budget at once: it needs no copy then."""
+        self.saver.save(self.pipeline.stages, self.optimizers, self.position, at_once=self.config.memory.budget is not None)
 
     def keep(self, confirmed: int) -> None:
         """Delete checkpoints older than one that every worker has, offer the newest to the neighbour, and say what went wrong."""
@@ -315,7 +316,7 @@ class Trainer:
             "final_loss": None if math.isnan(loss) else loss,
             "val_loss": val_loss,
         }
-        meters = self.pipeline.traffic.boundaries
+        meters, memories = self.pipeline.traffic.boundaries, self.pipeline.memory.peaks(self.optimizers)
         own = [
             {
                 "hashes": checkpoint.tensor_hashes([stage]),
@@ -323,6 +324,7 @@ class Trainer:
                 - sum(copy.weight.numel() for copy in stage.copies()),
                 "boundary": meters[index].counts() if index < len(meters) else None,
                 "links": self.pipeline.link_meters(),
+                "memory": memories[index],
             }
             for index, stage in enumerate(self.pipeline.stages)
         ]

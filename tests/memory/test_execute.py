@@ -128,7 +128,7 @@ def test_a_plan_without_room_says_so_instead_of_waiting_for_ever(tmp_path):
     limited = Limited(tiny())
     floor = floor_bytes(limited.profile.blocks, PLANS["usual"])
     executor = limited.obey(PLANS["usual"], tmp_path, room=floor - 1)
-    with pytest.raises(ValueError, match="no room for .*--memory.budget"):
+    with pytest.raises(ValueError, match=r"no room for .*--memory.budget"):
         limited.gradients()
     executor.close()
 
