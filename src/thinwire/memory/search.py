@@ -28,8 +28,8 @@ class Search:
     def __init__(self, profile: Profile, in_flight: int, budget: int) -> None:
         self.profile, self.in_flight = profile, in_flight
         self.room = budget - base_bytes(profile, in_flight)
-        # Filled, one in steady state, emptied: what a longer step repeats.
-        self.microbatches = min(profile.microbatches, in_flight + 1)
+        # Filled, two in steady state, emptied: what a longer step repeats. One at a time leaves nothing behind: all are alike.
+        self.microbatches = 1 if in_flight == 1 else min(profile.microbatches, in_flight + 2)
         self.order = compute_order(len(profile.blocks), in_flight, self.microbatches)
         self.tried: dict[Choices, float] = {}
 
