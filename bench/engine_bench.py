@@ -30,6 +30,7 @@ from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
 from thinwire.link.tls import load_identity, make_identity
 from thinwire.model.cut import StagePlan
+from thinwire.model.stages import PLAIN
 from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, close_group, open_group
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.schedule import depths
@@ -88,6 +89,8 @@ class Nap(torch.autograd.Function):
 
 class NappingStage(nn.Module):
     """Stand in for a `Stage`: the same payload, no arithmetic."""
+
+    runner = PLAIN
 
     def __init__(self, model: ModelConfig, order: Order) -> None:
         super().__init__()

@@ -144,7 +144,7 @@ def flags_of(verb: str) -> frozenset[str]:
     with redirect_stdout(page), suppress(SystemExit):
         cli.main([verb, "--help"])
     own = frozenset(flag.replace("_", "-") for flag in re.findall(r"--[a-z][\w.-]*", page.getvalue()))
-    return own | flags_of("train") if verb in ("join", "import", "compare") else own
+    return own | flags_of("train") if verb in ("join", "import", "compare", "memory") else own
 
 
 def check_form(text: str) -> None:

@@ -98,6 +98,7 @@ STABLE = {
     "pipeline.microbatches": ("4", 4),
     "pipeline.mode": ("inprocess", "inprocess"),
     "link.profile": ("open", "open"),
+    "memory.budget": ("2GB", "2GB"),
     "data.source": ("notes/*.txt", "notes/*.txt"),
 }
 
@@ -351,6 +352,8 @@ LOCAL_WORDS = {
     "link.silent_seconds": "7.5",
     "link.standby_seconds": "7.5",
     "link.reconnect_seconds": "90.0",
+    "memory.budget": "500MB",
+    "memory.folder": "elsewhere",
     "data.cache": "elsewhere",
     "train.steps": "500",
 }

@@ -24,6 +24,7 @@ VERBS = {
     "export": ("write a run's checkpoint as a plain Hugging Face Llama folder", "thinwire.hf.export:main"),
     "import": ("start a run from a Hugging Face Llama folder", "thinwire.hf.importing:main"),
     "generate": ("write text with a finished or stopped run", "thinwire.generate:main"),
+    "memory": ("say how a stage would fit into a memory budget, and what that costs", "thinwire.memory.command:main"),
     "compare": ("judge boundary methods or exchanges by time to loss over links", "thinwire.compare.command:main"),
 }
 

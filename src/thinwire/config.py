@@ -159,6 +159,16 @@ class ReplicasConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """How much memory a stage may use on this machine."""
+
+    budget: str | None = None
+    """Most memory of each stage here, such as 2GB or 1.5GiB: what does not fit is recomputed or offloaded. Unset: no limit."""
+    folder: str | None = None
+    """Folder for what a CPU stage offloads, on a fast disk; unset: the run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that defines a run."""
 
@@ -174,6 +184,7 @@ class RunConfig:
     """The chosen codec's options (a `codecs.base.Options` dataclass)."""
     link: LinkConfig = field(default_factory=LinkConfig)
     replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     @property
     def replica_batch(self) -> int:

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from thinwire.config import ModelConfig, RunConfig
 from thinwire.link.profile import find_profile
+from thinwire.memory.sizes import read_size
 from thinwire.model.cut import constrained_layers, cut_layers
 from thinwire.replicas.graph import make_graph
 
@@ -47,6 +48,8 @@ def check(config: RunConfig) -> None:
                 raise ValueError(f"{word} is {value}; set --{word} to a value that is {text}")
     check_model(config.model)
     check_pipeline(config)
+    if config.memory.budget is not None:
+        read_size(config.memory.budget)
     from thinwire.codecs import registry  # not at the top: it imports torch
 
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)

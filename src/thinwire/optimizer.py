@@ -97,6 +97,19 @@ class StageOptimizer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
+    def state_bytes(self) -> int:
+        """Return the memory of the state once every parameter has been updated."""
+        total = 0
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if isinstance(optimizer, SharedAdamW):
+                        total += parameter.nbytes + parameter.nbytes // parameter.shape[group["axis"]]
+                    else:
+                        total += parameter.nbytes * (1 if isinstance(optimizer, torch.optim.Muon) else 2)
+                    total += 0 if isinstance(optimizer, torch.optim.Muon) else 4  # the number of updates
+        return total
+
     def carry_over(self, rotation_KK: Tensor) -> None:
         """Carry coordinates and their moments over to a moved basis."""
         for name, axis in self.axes.items():

@@ -24,6 +24,7 @@ from thinwire.data.open import Data
 from thinwire.link.contract import Contract
 from thinwire.link.errors import Interrupted, LinkError, Stopping
 from thinwire.link.frame import Kind
+from thinwire.memory.blocks import Profile
 from thinwire.pipeline.backend import MESSAGE_BYTES, close_group
 from thinwire.pipeline.control import Control, decode_outcome
 from thinwire.pipeline.device import choose_device
@@ -52,6 +53,8 @@ class Recovery:
     copies: Path | None
     epoch: int = 0
     timing: Outcome | None = None
+    profile: Profile | None = None
+    """What the memory plan was made from."""
     data: Data | None = None
     saver: checkpoint.Saver | None = None
     """Of the epoch before; it may still be writing."""
@@ -133,7 +136,7 @@ def run_epoch(
     try:
         device = choose_device(seat.config.device)
         pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies)
-        kept.timing = pipeline.timing
+        kept.timing, pipeline.profile = pipeline.timing, kept.profile
         if kept.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
             remember(run, seat.stage, neighbours.incarnation)
         trainer = Trainer(
@@ -148,7 +151,7 @@ def run_epoch(
             trackers=trackers,
             stop=stop,
         )
-        kept.data, started_at = trainer.data, trainer.position.step
+        kept.data, kept.profile, started_at = trainer.data, pipeline.profile, trainer.position.step
         remember(run, seat.stage, neighbours.incarnation)
         if kept.recovering:
             report({"restored": trainer.position.step, "epoch": kept.epoch})

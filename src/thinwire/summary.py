@@ -39,6 +39,7 @@ def summarise(config: RunConfig, run: dict[str, Any], stages: list[dict[str, Any
         "compression": uncompressed / (forward + backward) if forward else None,
         "link": config.link.profile,
         "peak_rss_bytes": peaks,
+        "memory": [stage["memory"] for stage in stages],
     }
 
 

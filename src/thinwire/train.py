@@ -95,6 +95,7 @@ class Trainer:
         self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
         self.data = (data or open_data(config.data, config.model, config.seed)) if self.first else None
         about = pipeline.announce(self._describe_data(resume))
+        pipeline.manage_memory(config, folder)
         self.validation_rows: int = about["validation_rows"]
         if self.data is not None and about["data"] != self.data.fingerprint:
             raise ValueError(
@@ -176,7 +177,7 @@ class Trainer:
         Raise Abandoned, or from links Stopping, when the run is to end at once: `end_early` then does what is left to do.
         """
         train, loss = self.config.train, math.nan
-        with self.stop.listening(), self._metrics() as metrics:
+        with self.stop.listening(), self.pipeline.memory, self._metrics() as metrics:
             stopped = False
             while self.position.step < train.steps and not stopped:
                 values, stopped = self.step()
@@ -315,8 +316,9 @@ class Trainer:
             return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows, self.position.step)
 
     def save(self) -> None:
-        """Take a snapshot; it is written while training goes on."""
-        self.saver.save(self.pipeline.stages, self.optimizers, self.position, self.exchange.state)
+        """Take a snapshot; it is written while training goes on, or with a memory budget at once: it needs no copy then."""
+        at_once = self.config.memory.budget is not None
+        self.saver.save(self.pipeline.stages, self.optimizers, self.position, self.exchange.state, at_once=at_once)
 
     def keep(self, outcome: Outcome) -> None:
         """Delete checkpoints older than one that everyone and every keeper of a copy has, offer the next, and say what went wrong.
@@ -353,7 +355,7 @@ class Trainer:
             "val_loss": val_loss,
             "timed_steps": steps,
         }
-        meters = self.pipeline.traffic.boundaries
+        meters, memories = self.pipeline.traffic.boundaries, self.pipeline.memory.peaks(self.optimizers)
         own = [
             {
                 "hashes": checkpoint.tensor_hashes([stage]),
@@ -362,6 +364,7 @@ class Trainer:
                 "boundary": meters[index].counts() if index < len(meters) else None,
                 "links": self.pipeline.link_meters(),
                 "exchange": self.pipeline.peers.sent,
+                "memory": memories[index],
             }
             for index, stage in enumerate(self.pipeline.stages)
         ]

@@ -74,22 +74,30 @@ class Saver:
         optimizers: Sequence[StageOptimizer],
         position: Position,
         exchange: Mapping[str, Tensor] | None = None,
+        *,
+        at_once: bool = False,
     ) -> None:
         """Copy weights, buffers and optimizer state, and have them written; a snapshot that still waits gives way to this one.
 
-        `exchange` is what the stage of this process keeps of its exchange with other replicas.
+        `exchange` is what the stage of this process keeps of its exchange with other replicas. `at_once` makes no copy, and waits until
+        all is written: where there is no memory for a copy.
         """
         assert not self._closed, "save after close"
         assert [stage.plan.index for stage in stages] == self.indices, "other stages than this saver's"
         with self._state:
             self._before = position.before
             self._waiting = None  # before the copy: never more than two snapshots in memory
-        parts = [part_of(*pair, position, self.facts, copy=True, exchange=exchange) for pair in zip(stages, optimizers, strict=True)]
+        parts = [
+            part_of(stage, optimizer, position, self.facts, copy=not at_once, exchange=exchange)
+            for stage, optimizer in zip(stages, optimizers, strict=True)
+        ]
         with self._state:
             self._waiting = Snapshot(position, parts)
             if self._thread is None:
                 self._thread = self._last_thread = threading.Thread(target=self._write_waiting, name="thinwire-saver", daemon=False)
                 self._thread.start()
+            if at_once:
+                self._state.wait_for(lambda: self._thread is None)
 
     def place(self, step: int) -> Path:
         """Return the folder of a step in the present stretch of the run: that of the last position that was given to `save`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +21,39 @@ from thinwire.model.stream import Stream
 from thinwire.noise import key
 
 
+class Runner:
+    """How a stage runs its blocks: plainly here; `memory/execute.py` recomputes and offloads what they keep for their backward."""
+
+    problem: ValueError | None = None
+    """What went wrong in it, should an engine have put it into other words."""
+
+    def microbatch(self, received: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Surround the forward of one microbatch, made from what the stage has received."""
+        return nullcontext()
+
+    def run(self, block: Callable[[Tensor], Tensor], stream: Tensor) -> Tensor:
+        """Run the next block; it may be called again in backward."""
+        return block(stream)
+
+
+PLAIN = Runner()
+
+
+class Static:
+    """What a stage knows of the tokens without any wire: computed once for a forward, and again where a block is run again."""
+
+    def __init__(self, stream: Stream, ids_BT: Tensor) -> None:
+        self._compute = partial(stream.static, ids_BT)
+        self._value = self._compute()
+
+    def __call__(self) -> Tensor | None:
+        return self._compute() if self._value is None else self._value
+
+    def forget(self) -> None:
+        """Let the memory go at the end of a forward: blocks that are run again in backward hold on to this object."""
+        self._value = None
+
+
 class Stage(nn.Module):
     """Run the plan's layers; the first stage embeds, the last one computes the loss."""
 
@@ -29,6 +64,7 @@ class Stage(nn.Module):
     def __init__(self, model: ModelConfig, plan: StagePlan, codec: Codec, constrained: int, seed: int) -> None:
         super().__init__()
         self.model, self.plan, self.seed, self.constrained = model, plan, seed, constrained
+        self.runner = PLAIN
         self.stream = codec.stream(plan)
         if plan.first:
             self.embedding = nn.Embedding(model.vocabulary, codec.width)
@@ -88,10 +124,10 @@ class Stage(nn.Module):
 
     def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
-        output = self._through(ids_BT1[:, :-1], payload, context, self.cosine_TS, self.sine_TS)
-        if not self.plan.last:
-            return output
-        return (functional.cross_entropy(output[0].flatten(0, 1), ids_BT1[:, 1:].flatten()),)
+        runner = self.runner if torch.is_grad_enabled() else PLAIN
+        with runner.microbatch((ids_BT1, *payload)):
+            tables = self.cosine_TS, self.sine_TS
+            return self._through(ids_BT1[:, :-1], payload, context, *tables, runner=runner, targets_BT=ids_BT1[:, 1:])
 
     @torch.no_grad()
     def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, memory: Memory, count: int) -> tuple[Tensor, ...]:
@@ -110,19 +146,40 @@ class Stage(nn.Module):
         cosine_TS: Tensor,
         sine_TS: Tensor,
         memory: Memory | None = None,
+        runner: Runner = PLAIN,
+        targets_BT: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Go through entry, layers and exit: return the payload to send, or (logits,) on the last stage."""
+        """Go through entry, layers and exit: return the payload to send, or (logits,) on the last stage, or (loss,) given targets."""
         context = replace(context, kept={})
-        static = self.stream.static(ids_BT)
+        static = Static(self.stream, ids_BT)
         if self.plan.first:
             stream = context.kept["embedded"] = self.embedding(ids_BT)
         else:
             stream = self._end(self.entries)(payload, ids_BT, context)
         dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
-        stream = self._blocks(stream, static, Pass(cosine_TS, sine_TS, dropout, memory))
-        if not self.plan.last:
-            return tuple(tensor.contiguous() for tensor in self._end(self.exits)(stream, ids_BT, context))
-        return (self.head(self.norm(stream)).to(self.cosine_TS.dtype),)
+        each = Pass(cosine_TS, sine_TS, dropout, memory)
+        for layer in self.plan.layers:
+            stream = runner.run(partial(self._layer, layer, static, each), stream)
+        if self.plan.last:
+            output: tuple[Tensor, ...] = (runner.run(partial(self._finish, static, targets_BT), stream),)
+        else:
+            output = tuple(tensor.contiguous() for tensor in self._end(self.exits)(stream, ids_BT, context))
+        static.forget()
+        return output
+
+    def _layer(self, layer: int, static: Static, each: Pass, stream: Tensor) -> Tensor:
+        """Run one layer; on the last stage open the stream to D channels where the free layers begin."""
+        if layer == self.constrained:
+            stream = self.stream.open(stream, static())
+        read = partial(self.stream.read, static=static()) if layer < self.constrained else _as_it_is
+        return self.layers[str(layer)](stream, read, each)
+
+    def _finish(self, static: Static, targets_BT: Tensor | None, stream: Tensor) -> Tensor:
+        """Return the logits, or their mean loss where targets are given."""
+        if self.constrained == self.model.layers:
+            stream = self.stream.open(stream, static())
+        logits = self.head(self.norm(stream)).to(self.cosine_TS.dtype)
+        return logits if targets_BT is None else functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
     def owned(self) -> list[Shared]:
         """List what this stage's exit owns and shares with the next stage."""
@@ -143,15 +200,6 @@ class Stage(nn.Module):
         return {
             f"{name}_{layer}": value for layer, module in ends if isinstance(module, Measuring) for name, value in module.figures().items()
         }
-
-    def _blocks(self, stream: Tensor, static: Tensor | None, each: Pass) -> Tensor:
-        """Run the layers; on the last stage open the stream to D channels where the free layers begin."""
-        bound = partial(self.stream.read, static=static)
-        for layer in self.plan.layers:
-            if layer == self.constrained:
-                stream = self.stream.open(stream, static)
-            stream = self.layers[str(layer)](stream, bound if layer < self.constrained else _as_it_is, each)
-        return self.stream.open(stream, static) if self.plan.last and self.constrained == self.model.layers else stream
 
     @staticmethod
     def _end(ends: nn.ModuleDict) -> nn.Module:

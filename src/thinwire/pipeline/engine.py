@@ -69,6 +69,11 @@ class Engine:
         arguments = () if batch_BT1 is None else (batch_BT1.to(self.device, IDS_DTYPE),)
         losses: list[Tensor] = []
         run = self.schedule.step if learning else self.schedule.eval
-        # The loss is computed inside the last stage; torch wants a target all the same.
-        run(*arguments, samples_B=samples_B, target=torch.zeros(self.microbatches), losses=losses, return_outputs=False)
+        try:
+            # The loss is computed inside the last stage; torch wants a target all the same.
+            run(*arguments, samples_B=samples_B, target=torch.zeros(self.microbatches), losses=losses, return_outputs=False)
+        except RuntimeError:
+            if self.stage.runner.problem is not None:  # torch has put it into a listing of all tensors
+                raise self.stage.runner.problem from None
+            raise
         return losses

@@ -48,6 +48,28 @@ def compute_order(depth: int, microbatches: int) -> list[tuple[str, int]]:
     return order
 
 
+def within(in_flight: Sequence[int], limits: Sequence[int | None]) -> list[int]:
+    """Return how many microbatches each stage keeps in flight where some can hold only so many.
+
+    A stage must not wait for more forwards than the one before it does before its first backward: its limit holds for all behind it.
+    """
+    least = math.inf
+    found = []
+    for depth, limit in zip(in_flight, limits, strict=True):
+        least = min(least, math.inf if limit is None else limit)
+        found.append(int(min(depth, least)))
+    return found
+
+
+def check_bounded(name: str) -> None:
+    """Refuse a schedule whose microbatches in flight cannot be bounded."""
+    if name in ("gpipe", "1f1b") or _PipelineScheduleRuntime is None:
+        raise ValueError(
+            f"memory.budget bounds the microbatches in flight, and the schedule {name} does not let it (auto and depth need torch 2.9 or "
+            "later); leave --pipeline.schedule at auto, or leave --memory.budget out"
+        )
+
+
 def make_schedule(name: ScheduleName, stage: PipelineStage, microbatches: int, in_flight: Sequence[int], loss: LossFunction):
     """Make the schedule object of one stage; it is dirty after an exception, so make another then."""
     # torch prints the whole schedule for every exception it passes on; that a link has failed is said by the link.

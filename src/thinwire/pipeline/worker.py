@@ -13,6 +13,8 @@ from thinwire.codecs.base import TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config import ModelConfig, RunConfig
 from thinwire.link.link import Link
 from thinwire.link.probe import probe
+from thinwire.memory.blocks import Profile
+from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stage
 from thinwire.pipeline.across import exchange_contract, join_control, join_peers
@@ -23,7 +25,7 @@ from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.pipeline import build_codec, gradient_of
-from thinwire.pipeline.schedule import ScheduleName, depths
+from thinwire.pipeline.schedule import ScheduleName, check_bounded, depths, within
 from thinwire.replicas.allreduce import mean
 
 START, EVALUATION = -2, -1
@@ -88,8 +90,34 @@ class WorkerPipeline:
         group = open_group(index, len(ranges), self.ports)
         self.engine = Engine(stage, self.codec, group, self.microbatch, config.pipeline.microbatches, config.train.dtype)
         self.runs = 0
+        self.in_flight: list[int] = []
         self.sent_before: dict[int, int] = {}
         self._schedule(links.right, timing)
+        self.memory = Memories()
+        self.profile: Profile | None = None
+        """What was measured of the stage, here or in the epoch before; none without a memory budget."""
+
+    def manage_memory(self, config: RunConfig, run: Path) -> None:
+        """Keep this stage within its budget, or count what it holds if it has none; all stages agree on what is in flight."""
+        (stage,) = self.stages
+        index, plan = stage.plan.index, None
+        if config.memory.budget is not None:
+            check_bounded(config.pipeline.schedule)
+            self.profile = self.profile or measure(stage, self.codec, config, run)
+            plan = plan_for(self.profile, config, self.in_flight[index])
+        everyone = self.gather_values(plan and plan.in_flight)
+        in_flight = within(self.in_flight, of_replica(everyone, self.replica, stage.plan.count))
+        if in_flight != self.in_flight:
+            self.in_flight = in_flight
+            self.engine.rebuild("depth", in_flight)
+        if plan is None:
+            self.memory = Memories([watch(stage, self.codec, config, in_flight[index])])
+            return
+        assert self.profile is not None
+        if in_flight[index] < plan.in_flight:  # a stage before this one holds fewer: there is more room for each
+            other = plan_for(self.profile, config, in_flight[index])
+            plan = other if other.in_flight == in_flight[index] else plan
+        self.memory = Memories([limit(stage, self.codec, config, self.profile, plan, in_flight[index], run)])
 
     def _share_basis(self, stage: Stage) -> None:
         """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
@@ -149,6 +177,7 @@ class WorkerPipeline:
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
         self._begin(counting=True)
+        self.memory.begin()
         self.sent_before = {peer: port.link.meter.sent.socket for peer, port in self.ports.items()}
         return self.engine.step(batch_BT1, step, first_sample)
 
@@ -259,6 +288,7 @@ class WorkerPipeline:
 
     def release(self) -> None:
         """Let go of everything when the links have ended: torch keeps the group for longer, and the group must not keep the stage."""
+        self.memory.close()
         if self.copies:
             self.copies.close()
         self.engine.group.ports.clear()  # type: ignore[attr-defined]

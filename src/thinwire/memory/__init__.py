@@ -1,0 +1,1 @@
+"""Memory: train a stage that does not fit, by recomputing and offloading what a plan says."""

@@ -1,0 +1,86 @@
+"""What the planner knows of a stage and what it decides: blocks, the slow tier, the profile, the plan. Free of torch.
+
+Times are seconds and sizes are bytes of one microbatch, as measured by `profile.py`; `plan.py` makes plans of them and `execute.py`
+follows those. A block is one layer of the stage, in forward order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Choice = Literal["keep", "recompute", "offload"]
+Choices = tuple[Choice, ...]
+CHOICES: Choices = get_args(Choice)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A layer of a stage: what its forward and backward cost for one microbatch."""
+
+    name: str
+    forward_seconds: float
+    backward_seconds: float
+    saved_bytes: int
+    """Activations that autograd keeps for this block's backward, besides its input."""
+    input_bytes: int
+    """The block's input, kept by recompute."""
+    parameter_bytes: int = 0
+
+    @property
+    def all_bytes(self) -> int:
+        """What the block holds when its forward has ended: kept by keep, moved out and in again by offload."""
+        return self.saved_bytes + self.input_bytes
+
+    def resting_bytes(self, choice: Choice) -> int:
+        """What stays in memory between forward and backward, once a copy out has ended."""
+        return self.all_bytes if choice == "keep" else self.input_bytes if choice == "recompute" else 0
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The slow memory and the path to it, used by one copy thread."""
+
+    out_bytes_per_second: float
+    in_bytes_per_second: float
+    duplex: bool
+    """Whether copies out and copies in run at once."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One stage as it was measured."""
+
+    blocks: tuple[Block, ...]
+    tier: Tier
+    fixed_bytes: int
+    """Everything that is always there: parameters, gradients, optimizer state, buffers, basis and fixed table."""
+    payload_bytes: int
+    """Wire buffers of one microbatch in flight."""
+    microbatches: int
+    """Microbatches of a step."""
+    optimizer_bytes: int = 0
+    """What of `fixed_bytes` could be offloaded between steps."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """`fixed_bytes` by kind, such as parameters or gradients."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do with the saved activations of each block, and what that costs."""
+
+    choices: Choices
+    in_flight: int
+    """Microbatches whose activations are alive at once."""
+    peak_bytes: int
+    """Everything the stage holds at its fullest moment."""
+    seconds: float
+    """Predicted time of a step's computation with this plan."""
+    ideal_seconds: float
+    """The same if memory were no limit."""
+
+
+def alike(choice: Choice, count: int) -> Choices:
+    """Return the same choice for so many blocks."""
+    return (choice,) * count

@@ -1,0 +1,125 @@
+"""The memory of a run's stages: within a budget where there is one, counted in any case.
+
+With a budget the steps are profile, plan, execute: `measure`, `make_plan`, `limit`. Without one `watch` counts the first step, in which
+every later one's memory shows already, and lets go of the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thinwire.codecs.base import Codec
+from thinwire.config import RunConfig
+from thinwire.memory.account import tensor_bytes, wire_of
+from thinwire.memory.blocks import Block, Choice, Plan, Profile
+from thinwire.memory.courier import Courier, slow_bytes
+from thinwire.memory.execute import Executor, block_names
+from thinwire.memory.plan import make_plan
+from thinwire.memory.profile import measure_stage, slow_folder
+from thinwire.memory.sizes import read_size
+from thinwire.memory.space import base_bytes
+from thinwire.memory.tier import measure_tier, open_tier
+from thinwire.model.stages import Stage
+from thinwire.optimizer import StageOptimizer
+
+
+class StageMemory:
+    """One stage's executor, and what it follows."""
+
+    def __init__(
+        self, executor: Executor, wire_bytes: int, profile: Profile | None = None, plan: Plan | None = None, budget: int = 0
+    ) -> None:
+        self.executor, self.wire_bytes, self.profile, self.plan, self.budget = executor, wire_bytes, profile, plan, budget
+        self._steps = 0
+
+    def begin(self) -> None:
+        """Begin a step."""
+        if self.plan is None and self._steps == 1:
+            self.executor.close()  # counted: all steps are alike
+        elif self.plan is not None or self._steps == 0:
+            self.executor.begin()
+        self._steps += 1
+
+    def peaks(self, optimizer: StageOptimizer) -> dict[str, Any]:
+        """Return the peak of each kind in bytes, and with a budget what was planned."""
+        stage, courier = self.executor.stage, self.executor.courier
+        parameters = tensor_bytes(list(stage.parameters()))
+        kinds = {
+            "parameters": parameters,
+            "gradients": parameters,
+            "optimizer": tensor_bytes(list(optimizer.state_tensors().values())),
+            "activations": courier.counted_peak,
+            "wire_buffers": self.wire_bytes,
+            "basis_and_fixed_table": tensor_bytes(list(stage.buffers())),
+        }
+        if self.profile is None or self.plan is None:
+            return kinds | {"peak": sum(kinds.values()), "budget": None}
+        kinds["working_memory"] = self.profile.kinds["working memory"]
+        planned = {"planned_peak": self.plan.peak_bytes, "choices": list(self.plan.choices), "in_flight": courier.in_flight}
+        return kinds | {"peak": sum(kinds.values()), "budget": self.budget, **planned}
+
+
+class Memories:
+    """The memory of all stages of this process; inside this context they are managed, after it they run plainly."""
+
+    def __init__(self, stages: Sequence[StageMemory] = ()) -> None:
+        self.stages = list(stages)
+
+    def begin(self) -> None:
+        """Begin a step."""
+        for stage in self.stages:
+            stage.begin()
+
+    def peaks(self, optimizers: Sequence[StageOptimizer]) -> list[dict[str, Any]]:
+        """Return what each stage held at most."""
+        return [stage.peaks(optimizer) for stage, optimizer in zip(self.stages, optimizers, strict=True)]
+
+    def close(self) -> None:
+        """Give slow memory back and end the threads."""
+        for stage in self.stages:
+            stage.executor.close()
+
+    def __enter__(self) -> Memories:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def measure(stage: Stage, codec: Codec, config: RunConfig, run: Path) -> Profile:
+    """Measure a stage of a run that has a budget."""
+    device = stage.cosine_TS.device
+    return measure_stage(stage, codec, config, measure_tier(device, slow_folder(config, run)))
+
+
+def plan_for(profile: Profile, config: RunConfig, depth: int) -> Plan:
+    """Make the plan for the budget of a run, whose pipeline wants so many microbatches in flight."""
+    assert config.memory.budget is not None
+    return make_plan(profile, read_size(config.memory.budget), depth)
+
+
+def limit(stage: Stage, codec: Codec, config: RunConfig, profile: Profile, plan: Plan, in_flight: int, run: Path) -> StageMemory:
+    """Let a stage run within its budget, with at most so many microbatches in flight."""
+    assert config.memory.budget is not None and in_flight <= plan.in_flight
+    budget, device = read_size(config.memory.budget), stage.cosine_TS.device
+    size = slow_bytes(profile.blocks, plan.choices, in_flight)
+    tier = open_tier(device, slow_folder(config, run), size) if size else None
+    courier = Courier(profile.blocks, plan.choices, budget - base_bytes(profile, in_flight), in_flight, tier)
+    stage.runner = executor = Executor(stage, courier, config.pipeline.microbatches)
+    return StageMemory(executor, wire_bytes(stage, codec, config, in_flight), profile, plan, budget)
+
+
+def watch(stage: Stage, codec: Codec, config: RunConfig, in_flight: int) -> StageMemory:
+    """Let a stage run as it is and count what autograd keeps."""
+    blocks = [Block(name, 0.0, 0.0, 0, 0) for name in block_names(stage)]
+    choices: list[Choice] = ["keep"] * len(blocks)
+    stage.runner = executor = Executor(stage, Courier(blocks, choices, float("inf"), in_flight), config.pipeline.microbatches)
+    return StageMemory(executor, wire_bytes(stage, codec, config, in_flight))
+
+
+def wire_bytes(stage: Stage, codec: Codec, config: RunConfig, in_flight: int) -> int:
+    """Return what the boundaries of a stage hold."""
+    wire = wire_of(stage, codec, config)
+    return wire.fixed_bytes + in_flight * wire.flight_bytes

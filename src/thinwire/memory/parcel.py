@@ -1,0 +1,111 @@
+"""What one block of one microbatch keeps for its backward: the memory behind the tensors that autograd saves, each piece once.
+
+Autograd hands every tensor it saves to `put` and asks for it again with `take`. Between the two the bytes may have been anywhere: what
+comes back has the same bits in memory of torch's own, at the same place of its storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+State = Literal["here", "away", "back"]
+
+
+def address(tensor: Tensor) -> int:
+    """Return where a tensor's storage lies: equal for all views of it."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """Return a tensor's whole storage as bytes, without a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A saved tensor: which piece of which parcel, and how it lies in it."""
+
+    parcel: Parcel
+    piece: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Parcel:
+    """The pieces of one block; `block` is its number in the stage, -1 for what the stage's ends keep."""
+
+    def __init__(self, block: int, exempt: AbstractSet[int], count: Callable[[int], None]) -> None:
+        """Collect what does not lie at an exempt address, and tell `count` of every byte that comes to it."""
+        self.block = block
+        self.state: State = "here"
+        self.device = torch.device("cpu")
+        self.mark: Any = None
+        """The point in the computation from which on the pieces can be copied."""
+        self.pieces: list[Tensor] = []
+        self.sizes: list[int] = []
+        self.counted = 0
+        """Bytes that stand in the counter for it."""
+        self.place: int | None = None
+        """Where its bytes lie in the slow tier."""
+        self._exempt, self._count = exempt, count
+        self._known: dict[int, int] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def addresses(self) -> AbstractSet[int]:
+        """Return where the pieces lie, until `close`."""
+        return self._known.keys()
+
+    def hooks(self) -> saved_tensors_hooks:
+        """Return the context in which autograd hands what it saves to this parcel."""
+        return saved_tensors_hooks(self.put, take)
+
+    def put(self, tensor: Tensor) -> Saved | Tensor:
+        """Take a tensor that autograd saves; parameters and what the wire holds are not ours to keep."""
+        here = address(tensor)
+        if here in self._exempt or tensor.untyped_storage().nbytes() == 0:
+            return tensor.detach()  # never the tensor itself: it would hold the graph that holds it
+        if here not in self._known:
+            self._known[here] = len(self.pieces)
+            piece = flat_bytes(tensor.detach())
+            self.pieces.append(piece)
+            self.device = piece.device
+            self.sizes.append(len(piece))
+            self.count(len(piece))
+        return Saved(self, self._known[here], tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    def count(self, size: int) -> None:
+        """Enter bytes that are in memory for this parcel, or take them off."""
+        self.counted += size
+        self._count(size)
+
+    def close(self) -> None:
+        """End collecting: from now on an address may come to belong to something else."""
+        self._known.clear()
+
+    def let_go(self) -> None:
+        """Drop the pieces."""
+        self.pieces = []
+        self.count(-self.counted)
+
+
+def take(saved: Saved | Tensor) -> Tensor:
+    """Return a saved tensor to autograd."""
+    if isinstance(saved, Tensor):
+        return saved
+    assert saved.parcel.pieces, "the block's activations are not in memory"
+    piece = saved.parcel.pieces[saved.piece]
+    form = torch.empty(0, dtype=saved.dtype, device=piece.device)
+    return form.set_(piece.untyped_storage(), saved.offset, saved.shape, saved.stride)

@@ -1,0 +1,168 @@
+"""Measure a stage on this machine: times and bytes of each block, what is always there, and how fast the slow tier is.
+
+One block is in memory at a time, so a stage that does not fit can be measured too: every block is run forward and back on its own, with
+gradients of zero, and handed the result on. Weights, random state and the state of codecs stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec
+from thinwire.config import RunConfig
+from thinwire.memory.account import always_there, wire_of
+from thinwire.memory.blocks import Block, Profile, Tier
+from thinwire.memory.execute import block_names, lasting
+from thinwire.memory.live import Live
+from thinwire.memory.parcel import Parcel, address
+from thinwire.memory.tier import CHUNK, measure_tier
+from thinwire.model.cut import cut_layers
+from thinwire.model.stages import Runner, Stage, build_stage
+from thinwire.pipeline.stage import EngineModule, example_inputs
+
+RUNS = 5
+"""Timed runs of each block, of which the middle one counts."""
+BLOCK_SECONDS = 2.0
+"""A block that has taken this long is not run again."""
+
+
+@dataclass
+class Measured:
+    """What was found of one block."""
+
+    saved_bytes: int
+    input_bytes: int
+    working_bytes: int = 0
+    """Temporary tensors beside what the block keeps, at the fullest moment of its forward and backward."""
+    forward_seconds: list[float] = field(default_factory=list)
+    backward_seconds: list[float] = field(default_factory=list)
+
+
+class Observer(Runner):
+    """Run each block forward and back on its own, and note what it takes."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.found: list[Measured] = []
+        self.ends = Parcel(-1, frozenset(), lambda size: None)
+        self.device = stage.cosine_TS.device
+
+    @contextmanager
+    def microbatch(self, received: Sequence[Tensor]) -> Iterator[None]:
+        self.exempt = lasting(self.stage) | {address(tensor) for tensor in received}
+        self.ends = Parcel(-1, self.exempt, lambda size: None)
+        with self.ends.hooks():
+            yield
+
+    def run(self, block: Callable[[Tensor], Tensor], stream: Tensor) -> Tensor:
+        stream = stream.detach().requires_grad_()
+        first, output, _, _ = self._once(block, stream)
+        kept = stream.untyped_storage().nbytes()
+        found = Measured(first.size - (kept if address(stream) in first.addresses else 0), kept)
+        started = time.monotonic()
+        while len(found.forward_seconds) < RUNS and time.monotonic() - started < BLOCK_SECONDS:
+            _, _, forward, backward = self._once(block, stream)
+            found.forward_seconds.append(forward)
+            found.backward_seconds.append(backward)
+        gradients = [parameter.grad for parameter in self.stage.parameters() if parameter.grad is not None]
+        with Live([stream, *self.stage.parameters(), *self.stage.buffers(), *gradients]) as live:
+            self._once(block, stream)
+        # The gradient of the input is the next block's, and counts here while it is being made.
+        found.working_bytes = max(0, live.peak - found.saved_bytes)
+        self.found.append(found)
+        self.stage.zero_grad(set_to_none=True)
+        return output.requires_grad_()
+
+    def _once(self, block: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[Parcel, Tensor, float, float]:
+        """Return what a block keeps, its output, and the seconds of its forward and backward."""
+        parcel = Parcel(len(self.found), self.exempt, lambda size: None)
+        started = self._now()
+        with torch.enable_grad(), parcel.hooks():
+            output = block(stream)
+        middle = self._now()
+        torch.autograd.backward(output, torch.zeros_like(output))
+        stream.grad = None
+        return parcel, output.detach(), middle - started, self._now() - middle
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def profile_stage(config: RunConfig, index: int, device: torch.device, folder: Path = Path(".")) -> Profile:
+    """Build a stage and measure it; `folder` is where it would offload to if the config names none."""
+    from thinwire.pipeline.pipeline import build_codec  # not at the top: the pipeline asks this module too
+
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    codec = build_codec(config)
+    ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
+    if not 0 <= index < len(ranges):
+        raise ValueError(f"there is no stage {index}: pipeline.stages is {len(ranges)}; choose 0 to {len(ranges) - 1}")
+    stage = build_stage(config.model, ranges, index, codec, config.seed).to(device)
+    return measure_stage(stage, codec, config, measure_tier(device, slow_folder(config, folder)))
+
+
+def measure_stage(stage: Stage, codec: Codec, config: RunConfig, tier: Tier) -> Profile:
+    """Measure a stage that is there, and leave it as it was."""
+    batch = config.microbatch
+    observer = observe(stage, codec, config, batch)
+    names, layers = block_names(stage), [*stage.layers.values(), None]
+    blocks = tuple(
+        Block(
+            name,
+            statistics.median(found.forward_seconds),
+            statistics.median(found.backward_seconds),
+            found.saved_bytes,
+            found.input_bytes,
+            0 if layer is None else sum(parameter.nbytes for parameter in layer.parameters()),
+        )
+        for name, layer, found in zip(names, layers, observer.found, strict=False)
+    )
+    kinds = always_there(stage, codec, config)
+    kinds["working memory"] = max(found.working_bytes for found in observer.found) + CHUNK
+    return Profile(
+        blocks,
+        tier,
+        fixed_bytes=sum(kinds.values()),
+        payload_bytes=wire_of(stage, codec, config).flight_bytes + observer.ends.size,
+        microbatches=config.pipeline.microbatches,
+        optimizer_bytes=kinds["optimizer"],
+        kinds=kinds,
+    )
+
+
+def observe(stage: Stage, codec: Codec, config: RunConfig, batch: int) -> Observer:
+    """Run one microbatch of examples through a stage; its ends are copies, so that theirs learn nothing from it."""
+    observer, before = Observer(stage), (stage.runner, stage.entries, stage.exits)
+    stage.runner, stage.entries, stage.exits = observer, copy.deepcopy(stage.entries), copy.deepcopy(stage.exits)
+    try:
+        module = EngineModule(stage, config.train.dtype)
+        ids, *payload = example_inputs(module, codec, batch)
+        module(ids, *payload, samples_B=torch.arange(batch, device=ids.device))
+    finally:
+        stage.runner, stage.entries, stage.exits = before
+        stage.zero_grad(set_to_none=True)
+    return observer
+
+
+def slow_folder(config: RunConfig, run: Path) -> Path:
+    """Return the folder for what is offloaded: the one that was named, else the run folder or, before it is made, where it will be."""
+    named = config.memory.folder
+    if named is not None:
+        folder = Path(named).expanduser()
+        if not folder.is_dir():
+            raise ValueError(f"memory.folder {named} is no folder; make it, or name another on a disk with room")
+        return folder
+    run = run.absolute()
+    return next(folder for folder in (run, *run.parents) if folder.is_dir())

@@ -1,0 +1,255 @@
+"""The slow tier: where a stage's activations wait for their backward. A file for a CPU stage, pinned host memory for a GPU stage.
+
+A tier is one run of bytes; `courier.py` says what lies where and is the only caller, from its one thread. The file has no name from the
+moment it is open, so nothing is left of it however the process ends. Pinned memory is written for CUDA and could not be tried on the
+machines this was made on, which have none.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from thinwire.memory.blocks import Tier
+
+CHUNK = 2**20
+"""Bytes that move at once; the one buffer of a file tier."""
+ALIGNMENT = 4096
+"""What direct reads and writes ask of places, lengths and addresses."""
+SAMPLE_BYTES = 32 * 2**20
+MEASURE_SECONDS = 3.0
+"""How much is written and read to measure a tier, and how long that may go on."""
+
+
+class SlowTier(Protocol):
+    """What the courier asks of slow memory; pieces are flat tensors of bytes."""
+
+    size: int
+    moved: int
+    """Bytes copied so far: it grows while the tier is alive."""
+
+    def mark(self) -> Any:
+        """Return a point in the computation, after which the tensors made so far can be copied."""
+        ...
+
+    def write(self, place: int, pieces: Sequence[Tensor], mark: Any = None) -> None:
+        """Copy the pieces, one behind the other, to a place."""
+        ...
+
+    def read(self, place: int, pieces: Sequence[Tensor]) -> None:
+        """Fill the pieces from a place."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+def aligned(size: int) -> int:
+    """Round up to whole blocks of a disk."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class FileTier:
+    """Slow memory in a file without a name: allocated at once, past the page cache where the file system permits."""
+
+    def __init__(self, folder: Path, size: int, bytes_per_second: float | None = None) -> None:
+        """Allocate `size` bytes in a folder; a rate makes the file as slow as that, for benches and tests."""
+        self.folder, self.size, self.rate = folder, aligned(size), bytes_per_second
+        self.moved = 0
+        self._buffer = mmap.mmap(-1, CHUNK)  # memory of its own pages: direct transfers need aligned addresses
+        self._chunk = torch.frombuffer(self._buffer, dtype=torch.uint8)
+        self._due = 0.0
+        self._file = -1
+        try:
+            self._file = open_nameless(self.folder)
+            allocate(self._file, self.size)
+            self.direct = make_direct(self._file, self._buffer)
+        except OSError as error:
+            self.close()
+            raise self._problem("cannot take", self.size, error) from error
+
+    def mark(self) -> None:
+        """Return nothing: on a CPU what is there is computed."""
+
+    def write(self, place: int, pieces: Sequence[Tensor], mark: Any = None) -> None:
+        for filled, parts in chunks(pieces):
+            for start, part in parts:
+                self._chunk[start : start + len(part)].copy_(part)
+            self._move(os.pwrite, "cannot write", place, aligned(filled))
+            place += filled
+
+    def read(self, place: int, pieces: Sequence[Tensor]) -> None:
+        for filled, parts in chunks(pieces):
+            self._move(os.preadv, "cannot read", place, aligned(filled))
+            for start, part in parts:
+                part.copy_(self._chunk[start : start + len(part)])
+            place += filled
+
+    def _move(self, how: Any, what: str, place: int, size: int) -> None:
+        """Write or read the first bytes of the buffer."""
+        window, done = memoryview(self._buffer)[:size], 0
+        try:
+            while done < size:
+                rest = window[done:]
+                count = how(self._file, rest if how is os.pwrite else [rest], place + done)
+                if count == 0:
+                    raise OSError(errno.EIO, "the file has ended")
+                done += count
+            if not self.direct and how is os.pwrite:
+                os.fdatasync(self._file)  # only what is on the disk can leave the page cache
+            if not self.direct:
+                os.posix_fadvise(self._file, place, size, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise self._problem(what, size, error) from error
+        self.moved += size
+        self._hold_back(size)
+
+    def _hold_back(self, size: int) -> None:
+        """Wait until a disk of the given rate would be done."""
+        if self.rate is not None:
+            self._due = max(self._due, time.monotonic()) + size / self.rate
+            time.sleep(max(0.0, self._due - time.monotonic()))
+
+    def _problem(self, what: str, size: int, error: OSError) -> ValueError:
+        """Put an error of the disk into words."""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "make room there" if full else "see that it is a folder on a working disk that can be written to"
+        return ValueError(
+            f"{what} {size / 1e6:.1f} MB of the {self.size / 1e6:.1f} MB of slow memory in {self.folder}: {error.strerror or error}; "
+            f"{advice}, choose another --memory.folder, or raise --memory.budget so that less is offloaded"
+        )
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+def chunks(pieces: Sequence[Tensor]) -> Iterator[tuple[int, list[tuple[int, Tensor]]]]:
+    """Cut pieces into runs of at most a chunk: its length, and which parts stand where in it."""
+    filled: int = 0
+    parts: list[tuple[int, Tensor]] = []
+    for piece in pieces:
+        taken = 0
+        while taken < len(piece):
+            count = min(CHUNK - filled, len(piece) - taken)
+            parts.append((filled, piece[taken : taken + count]))
+            filled, taken = filled + count, taken + count
+            if filled == CHUNK:
+                yield filled, parts
+                filled, parts = 0, []
+    if filled:
+        yield filled, parts
+
+
+def open_nameless(folder: Path) -> int:
+    """Open a file that no folder lists."""
+    if hasattr(os, "O_TMPFILE"):
+        with suppress(OSError):  # not every file system has it; what else is wrong shows below
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    file, name = tempfile.mkstemp(prefix=".thinwire-", dir=folder)
+    os.unlink(name)
+    return file
+
+
+def make_direct(file: int, buffer: mmap.mmap) -> bool:
+    """Let a file go past the page cache; return whether its file system can."""
+    if not hasattr(os, "O_DIRECT"):
+        return False
+    import fcntl  # not at the top: there is none where there is no O_DIRECT
+
+    before = fcntl.fcntl(file, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, before | os.O_DIRECT)
+        os.pwrite(file, memoryview(buffer)[:ALIGNMENT], 0)  # some accept the flag and then no transfer
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fcntl.fcntl(file, fcntl.F_SETFL, before)
+        return False
+    return True
+
+
+def allocate(file: int, size: int) -> None:
+    """Take the room at once: a disk that is too full shows here and not in the middle of a step."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, max(size, ALIGNMENT))
+        return
+    for place in range(0, size, CHUNK):
+        os.pwrite(file, bytes(min(CHUNK, size - place)), place)
+
+
+class PinnedTier:
+    """Slow memory of a GPU stage: host memory that the device copies to and from on a stream of its own. Not tried on a GPU yet."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size, self.device, self.moved = aligned(size), device, 0
+        try:
+            self._memory: Tensor | None = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise ValueError(
+                f"cannot pin {self.size / 1e6:.1f} MB of host memory: {error}; raise --memory.budget so that less is offloaded"
+            ) from error
+        self._stream = torch.cuda.Stream(device)
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def write(self, place: int, pieces: Sequence[Tensor], mark: Any = None) -> None:
+        self._copy(place, pieces, mark, out=True)
+
+    def read(self, place: int, pieces: Sequence[Tensor]) -> None:
+        # The pieces may lie where an operation that is still queued reads: wait for the computation as it is now.
+        self._copy(place, pieces, self.mark(), out=False)
+
+    def _copy(self, place: int, pieces: Sequence[Tensor], mark: Any, *, out: bool) -> None:
+        assert self._memory is not None
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(mark)
+            for piece in pieces:
+                here = self._memory[place : place + len(piece)]
+                source, target = (piece, here) if out else (here, piece)
+                target.copy_(source, non_blocking=True)
+                piece.record_stream(self._stream)
+                place += len(piece)
+        self._stream.synchronize()
+        self.moved += sum(len(piece) for piece in pieces)
+
+    def close(self) -> None:
+        self._memory = None
+
+
+def open_tier(device: torch.device, folder: Path, size: int, bytes_per_second: float | None = None) -> SlowTier:
+    """Take slow memory for a stage on a device: a file in the folder, or host memory for a GPU."""
+    return PinnedTier(size, device) if device.type == "cuda" else FileTier(folder, size, bytes_per_second)
+
+
+def measure_tier(device: torch.device, folder: Path, bytes_per_second: float | None = None) -> Tier:
+    """Write and read a sample a few times; return the middle rate of each direction."""
+    tier = open_tier(device, folder, SAMPLE_BYTES, bytes_per_second)
+    sample = torch.arange(SAMPLE_BYTES // 8, device=device).view(torch.uint8)  # no run of zeros that a clever disk leaves out
+    rates: dict[str, list[float]] = {"out": [], "in": []}
+    started = time.monotonic()
+    try:
+        while len(rates["in"]) < 3 and time.monotonic() - started < MEASURE_SECONDS:
+            for way, move in (("out", lambda: tier.write(0, [sample], tier.mark())), ("in", lambda: tier.read(0, [sample]))):
+                before = time.monotonic()
+                move()
+                rates[way].append(SAMPLE_BYTES / (time.monotonic() - before))
+    finally:
+        tier.close()
+    return Tier(statistics.median(rates["out"]), statistics.median(rates["in"]), duplex=False)

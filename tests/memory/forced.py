@@ -1,0 +1,66 @@
+"""Worker processes whose stages follow a plan that a test has chosen, in as little room as it can do with; slow memory that fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from thinwire import launch
+from thinwire.crew import Say, run_crew
+from thinwire.memory import manage
+from thinwire.memory.blocks import Plan, Profile
+from thinwire.memory.space import base_bytes, floor_bytes
+from thinwire.seat import Seat
+from thinwire.settings import parse_train
+from thinwire.stop import Stop
+
+CHOICES = {"k": "keep", "r": "recompute", "o": "offload"}
+DISK = os.pwrite
+
+
+def force(letters: str, full_after: int | None = None) -> None:
+    """Plan, from now on in this process, by letters, repeated over the blocks of a stage; the disk may be full some writes later."""
+
+    def plan_for(profile: Profile, config: Any, depth: int) -> Plan:
+        choices = tuple(CHOICES[letters[index % len(letters)]] for index in range(len(profile.blocks)))
+        budget = base_bytes(profile, depth) + floor_bytes(profile.blocks, choices, depth)  # type: ignore[arg-type]
+        manage.read_size = lambda text, word="": budget
+        if full_after is not None:
+            os.pwrite = full_disk(full_after)
+        return Plan(choices, depth, budget, 1.0, 1.0)  # type: ignore[arg-type]
+
+    manage.plan_for = plan_for  # type: ignore[assignment]
+    from thinwire.pipeline import pipeline, worker
+
+    pipeline.plan_for = worker.plan_for = plan_for  # type: ignore[assignment]
+
+
+def full_disk(after: int) -> Callable[[int, Any, int], int]:
+    """Return an `os.pwrite` whose disk is full after so many writes."""
+    left = [after]
+
+    def write(file: int, data: Any, place: int) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return DISK(file, data, place)
+
+    return write
+
+
+def train(seat: Seat, say: Say, stop: Stop, letters: str, full_after: list[int | None], **arguments: Any) -> dict[str, Any]:
+    """Train one stage as `launch.train` does, by a forced plan."""
+    force(letters, full_after[seat.stage] if full_after else None)
+    return launch.train(seat, say, stop, **arguments)
+
+
+def train_forced(config: str, run: Path, letters: str, *words: str, full_after: tuple[int | None, ...] = ()) -> dict[str, Any]:
+    """Run `thinwire train` in workers that follow a plan; return its summary."""
+    command = parse_train(
+        ["--config", config, "--run", str(run), "--memory.budget", "1GB", "--pipeline.mode", "workers", "--train.threads", "1", *words]
+    )
+    arguments = {"run": str(command.run), "resume": command.resume, "letters": letters, "full_after": list(full_after)}
+    return run_crew(train, command.config, arguments, lambda stage, message: None, replacing={"replacing": True})[0]
