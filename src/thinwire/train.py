@@ -258,6 +258,7 @@ class Trainer:
         alone = not (codec.moves_after(step) or codec.shares_after(step) or self.exchange.talks_after(step))
         if self.ready and not self.torn and outcome.step == step and alone:
             self._update(outcome)
+            self._exchange_parameters(step)  # which talks to nobody at this step
             self.ready, self.position = False, replace(self.position, step=step + 1)
 
     def end_early(self) -> dict:

