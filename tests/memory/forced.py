@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thinwire import launch
+from faults import inject
 from thinwire.crew import Say, run_crew
 from thinwire.memory import manage
 from thinwire.memory.blocks import Plan, Profile
@@ -51,16 +51,28 @@ def full_disk(after: int) -> Callable[[int, Any, int], int]:
     return write
 
 
-def train(seat: Seat, say: Say, stop: Stop, letters: str, full_after: list[int | None], **arguments: Any) -> dict[str, Any]:
-    """Train one stage as `launch.train` does, by a forced plan."""
+def train(
+    seat: Seat,
+    say: Say,
+    stop: Stop,
+    letters: str,
+    full_after: list[int | None],
+    faults: list[dict[str, Any]],
+    struck: str,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Train one stage as `launch.train` does, by a forced plan and with faults."""
     force(letters, full_after[seat.stage] if full_after else None)
-    return launch.train(seat, say, stop, **arguments)
+    return inject.train(seat, say, stop, faults, struck, **arguments)
 
 
-def train_forced(config: str, run: Path, letters: str, *words: str, full_after: tuple[int | None, ...] = ()) -> dict[str, Any]:
+def train_forced(
+    config: str, run: Path, letters: str, *words: str, full_after: tuple[int | None, ...] = (), faults: tuple[inject.Fault, ...] = ()
+) -> dict[str, Any]:
     """Run `thinwire train` in workers that follow a plan; return its summary."""
     command = parse_train(
         ["--config", config, "--run", str(run), "--memory.budget", "1GB", "--pipeline.mode", "workers", "--train.threads", "1", *words]
     )
     arguments = {"run": str(command.run), "resume": command.resume, "letters": letters, "full_after": list(full_after)}
+    arguments |= inject.given(list(faults), run.with_name(f"{run.name}-struck"))
     return run_crew(train, command.config, arguments, lambda stage, message: None, replacing={"replacing": True})[0]

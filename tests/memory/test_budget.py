@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.inject import Fault
 from memory.forced import full_disk, train_forced
 from runs import train
 from thinwire import cli
@@ -83,6 +84,17 @@ def test_four_workers_follow_any_plan(config, tmp_path, plan, noise):
     for stage in forced["memory"]:
         assert stage["peak"] <= stage["budget"]
         assert {choice[0] for choice in stage["choices"]} <= set(PLANS[plan])
+
+
+def test_a_lost_stage_is_replaced_within_its_budget(config, tmp_path):
+    """Survivors give a step up with parcels on their way; the replaced one measures and plans anew."""
+    words = (*FOUR, "--train.steps", "6", "--model.dropout", "0.1")
+    plain = train(config, tmp_path / "plain", *words)
+    faults = (Fault(1, "backward", 11), Fault(2, "forward", 20))
+    forced = train_forced(config, tmp_path / "run", "or", *words, faults=faults)
+    assert len(os.listdir(tmp_path / "run-struck")) == 2
+    assert forced["weights_sha256"] == plain["weights_sha256"]
+    assert all(stage["peak"] <= stage["budget"] for stage in forced["memory"])
 
 
 def newest_step(run: Path) -> int:

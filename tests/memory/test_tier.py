@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinwire.memory.tier import ALIGNMENT, CHUNK, FileTier, measure_tier, open_nameless
+from thinwire.memory.tier import ALIGNMENT, CHUNK, FileTier, lies_in_memory, measure_tier, open_nameless
 
 
 def pieces(*sizes: int) -> list[torch.Tensor]:
@@ -127,3 +127,9 @@ def test_a_file_without_a_name_has_none_from_the_start(tmp_path, monkeypatch):
     file = open_nameless(Path(tmp_path))
     assert list(tmp_path.iterdir()) == [] and os.fstat(file).st_nlink == 0
     os.close(file)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system in memory")
+def test_a_folder_in_memory_is_recognised(tmp_path):
+    assert lies_in_memory(Path("/dev/shm"))
+    assert not lies_in_memory(Path("/proc/self"))

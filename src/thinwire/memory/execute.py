@@ -112,11 +112,14 @@ class Executor(Runner):
             self.courier.want(self._alive[0].parcels)
 
 
+def held(stage: Stage) -> list[Tensor]:
+    """Return the tensors that a stage holds anyway: parameters and tables, and the embedding that a tied head borrows."""
+    return [*stage.parameters(), *stage.buffers(), *getattr(getattr(stage, "head", None), "borrowed", ())]
+
+
 def lasting(stage: Stage) -> frozenset[int]:
-    """Return the addresses of what a stage holds anyway: parameters and tables are not activations."""
-    tensors = [*stage.parameters(), *stage.buffers()]
-    borrowed = getattr(getattr(stage, "head", None), "borrowed", ())
-    return frozenset(address(tensor) for tensor in (*tensors, *borrowed))
+    """Return the addresses of what a stage holds anyway: it is no activation."""
+    return frozenset(map(address, held(stage)))
 
 
 def block_names(stage: Stage) -> list[str]:

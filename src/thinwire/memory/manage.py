@@ -6,6 +6,7 @@ every later one's memory shows already, and lets go of the stage.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from thinwire.codecs.base import Codec
 from thinwire.config import RunConfig
 from thinwire.memory.account import tensor_bytes, wire_of
+from thinwire.memory.allocator import return_freed_memory
 from thinwire.memory.blocks import Block, Choice, Plan, Profile
 from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor, block_names
@@ -20,7 +22,7 @@ from thinwire.memory.plan import make_plan
 from thinwire.memory.profile import measure_stage, slow_folder
 from thinwire.memory.sizes import read_size
 from thinwire.memory.space import base_bytes
-from thinwire.memory.tier import measure_tier, open_tier
+from thinwire.memory.tier import lies_in_memory, measure_tier, open_tier
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 
@@ -90,6 +92,7 @@ class Memories:
 
 def measure(stage: Stage, codec: Codec, config: RunConfig, run: Path) -> Profile:
     """Measure a stage of a run that has a budget."""
+    return_freed_memory()  # first, for what is measured is to be what is run
     device = stage.cosine_TS.device
     return measure_stage(stage, codec, config, measure_tier(device, slow_folder(config, run)))
 
@@ -103,9 +106,18 @@ def plan_for(profile: Profile, config: RunConfig, depth: int) -> Plan:
 def limit(stage: Stage, codec: Codec, config: RunConfig, profile: Profile, plan: Plan, in_flight: int, run: Path) -> StageMemory:
     """Let a stage run within its budget, with at most so many microbatches in flight."""
     assert config.memory.budget is not None and in_flight <= plan.in_flight
+    return_freed_memory()
     budget, device = read_size(config.memory.budget), stage.cosine_TS.device
     size = slow_bytes(profile.blocks, plan.choices, in_flight)
-    tier = open_tier(device, slow_folder(config, run), size) if size else None
+    folder = slow_folder(config, run)
+    if size and device.type == "cpu" and lies_in_memory(folder):
+        print(
+            f"thinwire: warning: {folder} lies in memory: what is offloaded takes {size / 1e6:.0f} MB of it beside the budget; "
+            "name a --memory.folder on a disk",
+            file=sys.stderr,
+            flush=True,
+        )
+    tier = open_tier(device, folder, size) if size else None
     courier = Courier(profile.blocks, plan.choices, budget - base_bytes(profile, in_flight), in_flight, tier)
     stage.runner = executor = Executor(stage, courier, config.pipeline.microbatches)
     return StageMemory(executor, wire_bytes(stage, codec, config, in_flight), profile, plan, budget)

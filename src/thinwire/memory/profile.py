@@ -21,7 +21,7 @@ from thinwire.codecs.base import Codec
 from thinwire.config import RunConfig
 from thinwire.memory.account import always_there, wire_of
 from thinwire.memory.blocks import Block, Profile, Tier
-from thinwire.memory.execute import block_names, lasting
+from thinwire.memory.execute import block_names, held, lasting
 from thinwire.memory.live import Live
 from thinwire.memory.parcel import Parcel, address
 from thinwire.memory.tier import CHUNK, measure_tier
@@ -29,9 +29,9 @@ from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Runner, Stage, build_stage
 from thinwire.pipeline.stage import EngineModule, example_inputs
 
-RUNS = 5
+RUNS = 3
 """Timed runs of each block, of which the middle one counts."""
-BLOCK_SECONDS = 2.0
+BLOCK_SECONDS = 1.0
 """A block that has taken this long is not run again."""
 
 
@@ -41,10 +41,15 @@ class Measured:
 
     saved_bytes: int
     input_bytes: int
+    parameter_bytes: int
     working_bytes: int = 0
     """Temporary tensors beside what the block keeps, at the fullest moment of its forward and backward."""
     forward_seconds: list[float] = field(default_factory=list)
     backward_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def form(self) -> tuple[int, int, int]:
+        return self.saved_bytes, self.input_bytes, self.parameter_bytes
 
 
 class Observer(Runner):
@@ -67,19 +72,21 @@ class Observer(Runner):
         stream = stream.detach().requires_grad_()
         first, output, _, _ = self._once(block, stream)
         kept = stream.untyped_storage().nbytes()
-        found = Measured(first.size - (kept if address(stream) in first.addresses else 0), kept)
+        there = held(self.stage)
+        parameters = sum(tensor.nbytes for tensor in there if tensor.grad is not None)
+        found = Measured(first.size - (kept if address(stream) in first.addresses else 0), kept, parameters)
         started = time.monotonic()
         while len(found.forward_seconds) < RUNS and time.monotonic() - started < BLOCK_SECONDS:
             _, _, forward, backward = self._once(block, stream)
             found.forward_seconds.append(forward)
             found.backward_seconds.append(backward)
-        gradients = [parameter.grad for parameter in self.stage.parameters() if parameter.grad is not None]
-        with Live([stream, *self.stage.parameters(), *self.stage.buffers(), *gradients]) as live:
+        with Live([stream, *there, *(tensor.grad for tensor in there if tensor.grad is not None)]) as live:
             self._once(block, stream)
         # The gradient of the input is the next block's, and counts here while it is being made.
         found.working_bytes = max(0, live.peak - found.saved_bytes)
         self.found.append(found)
-        self.stage.zero_grad(set_to_none=True)
+        for tensor in there:
+            tensor.grad = None
         return output.requires_grad_()
 
     def _once(self, block: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[Parcel, Tensor, float, float]:
@@ -117,20 +124,11 @@ def measure_stage(stage: Stage, codec: Codec, config: RunConfig, tier: Tier) -> 
     """Measure a stage that is there, and leave it as it was."""
     batch = config.microbatch
     observer = observe(stage, codec, config, batch)
-    names, layers = block_names(stage), [*stage.layers.values(), None]
-    blocks = tuple(
-        Block(
-            name,
-            statistics.median(found.forward_seconds),
-            statistics.median(found.backward_seconds),
-            found.saved_bytes,
-            found.input_bytes,
-            0 if layer is None else sum(parameter.nbytes for parameter in layer.parameters()),
-        )
-        for name, layer, found in zip(names, layers, observer.found, strict=False)
-    )
+    # All blocks share the working memory of a layer. The head, last of all, needs more than that: it counts as if it kept the rest.
+    working = max(found.working_bytes for found in observer.found[: len(stage.layers)])
+    blocks = tuple(block_of(name, found, observer.found, working) for name, found in zip(block_names(stage), observer.found, strict=True))
     kinds = always_there(stage, codec, config)
-    kinds["working memory"] = max(found.working_bytes for found in observer.found) + CHUNK
+    kinds["working memory"] = working + CHUNK
     return Profile(
         blocks,
         tier,
@@ -139,6 +137,19 @@ def measure_stage(stage: Stage, codec: Codec, config: RunConfig, tier: Tier) -> 
         microbatches=config.pipeline.microbatches,
         optimizer_bytes=kinds["optimizer"],
         kinds=kinds,
+    )
+
+
+def block_of(name: str, found: Measured, everything: Sequence[Measured], working: int) -> Block:
+    """Say what was found of a block; blocks of the same form take the same time, so all their runs count for each of them."""
+    alike = [other for other in everything if other.form == found.form]
+    return Block(
+        name,
+        statistics.median(seconds for other in alike for seconds in other.forward_seconds),
+        statistics.median(seconds for other in alike for seconds in other.backward_seconds),
+        found.saved_bytes + max(0, found.working_bytes - working),
+        found.input_bytes,
+        found.parameter_bytes,
     )
 
 

@@ -85,16 +85,20 @@ class FileTier:
 
     def write(self, place: int, pieces: Sequence[Tensor], mark: Any = None) -> None:
         for filled, parts in chunks(pieces):
+            started = time.monotonic()
             for start, part in parts:
                 self._chunk[start : start + len(part)].copy_(part)
             self._move(os.pwrite, "cannot write", place, aligned(filled))
+            self._hold_back(filled, started)
             place += filled
 
     def read(self, place: int, pieces: Sequence[Tensor]) -> None:
         for filled, parts in chunks(pieces):
+            started = time.monotonic()
             self._move(os.preadv, "cannot read", place, aligned(filled))
             for start, part in parts:
                 part.copy_(self._chunk[start : start + len(part)])
+            self._hold_back(filled, started)
             place += filled
 
     def _move(self, how: Any, what: str, place: int, size: int) -> None:
@@ -114,12 +118,11 @@ class FileTier:
         except OSError as error:
             raise self._problem(what, size, error) from error
         self.moved += size
-        self._hold_back(size)
 
-    def _hold_back(self, size: int) -> None:
+    def _hold_back(self, size: int, started: float) -> None:
         """Wait until a disk of the given rate would be done."""
         if self.rate is not None:
-            self._due = max(self._due, time.monotonic()) + size / self.rate
+            self._due = max(self._due, started) + size / self.rate
             time.sleep(max(0.0, self._due - time.monotonic()))
 
     def _problem(self, what: str, size: int, error: OSError) -> ValueError:
@@ -189,6 +192,17 @@ def allocate(file: int, size: int) -> None:
         return
     for place in range(0, size, CHUNK):
         os.pwrite(file, bytes(min(CHUNK, size - place)), place)
+
+
+def lies_in_memory(folder: Path) -> bool:
+    """Tell whether what is written to a folder stays in memory, as far as the system says."""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return False
+    mounts = {Path(line.split()[1]): line.split()[2] for line in lines}
+    place = folder.resolve()
+    return next((mounts[part] for part in (place, *place.parents) if part in mounts), "") in ("tmpfs", "ramfs")
 
 
 class PinnedTier:
