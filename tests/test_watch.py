@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from jobs import local_roster, run_config
-from thinwire.config import LinkConfig
+from thinwire.config import LinkConfig, PipelineConfig, RunConfig
 from thinwire.link.errors import Interrupted, LinkError, Replaced, aborted
 from thinwire.link.roster import Place, Roster, Worker
 from thinwire.places import known_places
 from thinwire.standby import Answer
-from thinwire.watch import Watch, check_times
+from thinwire.watch import Watch, check_standbys
 
 CONFIG = run_config(3, "auto", {"name": "dense"})
 FIRST, MIDDLE, LAST = (Place(0, stage) for stage in range(3))
@@ -133,6 +133,8 @@ def test_without_standbys_nothing_is_watched(roster, identities, tmp_path):
 
 
 def test_times_with_which_nobody_would_be_asked_are_refused(roster):
-    check_times(LinkConfig(reconnect_seconds=20.0), replace(roster, standbys=()))
+    check_standbys(RunConfig(link=LinkConfig(reconnect_seconds=20.0)), replace(roster, standbys=()))
     with pytest.raises(ValueError, match=r"link.standby_seconds is 30.0, link.reconnect_seconds 20.0.*choose a smaller"):
-        check_times(LinkConfig(reconnect_seconds=20.0), roster)
+        check_standbys(RunConfig(link=LinkConfig(reconnect_seconds=20.0)), roster)
+    with pytest.raises(ValueError, match=r"pipeline.stages 1 no neighbour keeps copies"):
+        check_standbys(RunConfig(pipeline=PipelineConfig(stages=1)), roster)

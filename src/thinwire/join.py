@@ -20,14 +20,14 @@ from thinwire.stop import Stop
 from thinwire.track import Progress
 from thinwire.trackers.registry import open_trackers
 from thinwire.train import how_to_go_on
-from thinwire.watch import check_times
+from thinwire.watch import check_standbys
 
 
 def main(argv: list[str]) -> None:
     """Run the `join` verb."""
     command = parse_join(argv)
     identity, roster = load_identity(command.keys), known_places(read_roster(command.roster), command.run)
-    check_times(command.config.link, roster)
+    check_standbys(command.config, roster)
     desk, stop = None, Stop()
     place = None if command.stage is None else Place(command.replica, command.stage)
     if place is None:

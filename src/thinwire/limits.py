@@ -117,6 +117,11 @@ def check_replicas(config: RunConfig) -> None:
             f"replicas.count is {config.replicas.count}, but with pipeline.mode inprocess there is one process and one copy; "
             "add --pipeline.mode workers"
         )
+    if config.memory.budget is not None:
+        raise ValueError(
+            f"memory.budget is {config.memory.budget} and replicas.count {config.replicas.count}: what an exchange keeps and sends is not "
+            "planned for; leave one of them out"
+        )
     make_graph(config.replicas.graph, config.replicas.count)
     from thinwire.replicas.exchange import read_exchange  # not at the top: it imports torch
 

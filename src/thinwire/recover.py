@@ -25,12 +25,14 @@ from thinwire.link.contract import Contract
 from thinwire.link.errors import Interrupted, LinkError, Stopping
 from thinwire.link.frame import Kind
 from thinwire.memory.blocks import Profile
+from thinwire.pipeline.across import join_control
 from thinwire.pipeline.backend import MESSAGE_BYTES, close_group
-from thinwire.pipeline.control import Control, decode_outcome
+from thinwire.pipeline.control import decode_outcome
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.neighbours import Neighbours
-from thinwire.pipeline.outcome import Outcome
+from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.worker import UNKNOWN, WorkerPipeline
+from thinwire.replicas.graph import make_graph
 from thinwire.seat import Seat, remember
 from thinwire.standby import Desk
 from thinwire.stop import Stop
@@ -190,9 +192,13 @@ def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
     """
     neighbours.run = f"end of {neighbours.run}"  # whoever still trains is not to be met here
     empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
-    sides = neighbours.place.sides(trainer.config.pipeline.stages)
-    links = neighbours.open(trainer.config, dict.fromkeys(sides.values(), empty), AGREE_SECONDS)
+    config, place = trainer.config, neighbours.place
+    places = [*place.sides(config.pipeline.stages).values(), *neighbours.joined(config).values()]
+    links = neighbours.open(config, dict.fromkeys(places, empty), AGREE_SECONDS)
     mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}
-    ahead = max(Control(links.left, links.right).gather(mine), key=lambda part: part["step"])
+    everyone = join_control(links, make_graph(config.replicas.graph, config.replicas.count), place.replica).gather(mine)
+    if not trainer.exchange.talks_before(trainer.position.step):  # what other replicas have committed is of other gradients
+        everyone = of_replica(everyone, place.replica, config.pipeline.stages)
+    ahead = max(everyone, key=lambda part: part["step"])
     if ahead["step"] == trainer.position.step + 1 and ahead["outcome"] is not None:
         trainer.catch_up(decode_outcome(ahead["outcome"]))

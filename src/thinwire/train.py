@@ -115,13 +115,16 @@ class Trainer:
         """Whether the weights are those of a step that is only partly committed: basis or shared parameters are still to follow."""
         self.outcome: Outcome | None = None
         """Outcome of the last step that was committed."""
-        self.saver = checkpoint.Saver(folder, [stage.plan.index for stage in pipeline.stages], self.facts)
+        indices = [stage.plan.index for stage in pipeline.stages]
+        self.saver = checkpoint.Saver(folder, indices, self.facts, alone=config.replicas.count == 1)
         self.confirmed, self.offered = confirmed, -1
         if earlier is not None:
             earlier.close()  # what it has taken is on the disk before anyone votes
         self.problem: str | None = None
         self._restore(resume, recovering, about["resume"])
         self.started_at = self.position
+        self.saved = self.position.step // max(1, config.train.checkpoint_every)
+        """Periods of `checkpoint_every` that a checkpoint was taken for."""
         self.pipeline.gather_values(True)  # no stage writes before all have taken what they resume from
         self._write_folder()
 
@@ -138,7 +141,7 @@ class Trainer:
             raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
         copies = [held_for(worker, votes, self.pipeline.stages[0].plan.count) for worker in range(len(votes))]
         lists = [{*vote["steps"], *held} for vote, held in zip(votes, copies, strict=True)]
-        unwritten = max(vote["confirmed"] for vote in votes) < 0 and not all(lists)
+        unwritten = max(vote["confirmed"] for vote in votes) < 0 and not set.intersection(*lists)
         if not (resume or anyone) or (anyone and not resume and unwritten):
             return  # a new run; or one of which no checkpoint was whole yet, and all begin again
         newest = checkpoint.common(self.folder, lists, self.pipeline.stages[0].plan.count)
@@ -186,7 +189,7 @@ class Trainer:
                     values["val_loss"] = self.validate()
                 for tracker in (metrics, *self.trackers):
                     tracker.log(done, values)
-                if train.checkpoint_every and done % train.checkpoint_every == 0 and done < train.steps:
+                if train.checkpoint_every and done // train.checkpoint_every > self.saved and done < train.steps and self.together:
                     self.save()
             self.save()
             val_loss = self.validate()
@@ -214,13 +217,14 @@ class Trainer:
             self.ready = True
             saved = self.saver.written
             own = Outcome(step, loss, squared, stop, saved=saved, copied=self.pipeline.copied(saved))
-            outcome = self.pipeline.settle(own, meeting=self.exchange.meets(step))
+            outcome = self.pipeline.settle(own, meeting=self.exchange.meets(step), alike=self.exchange.talks_before(step))
         self._refuse_divergence(outcome)
         self.ready, self.outcome = False, outcome
         self.keep(outcome)
         self.torn = True
         self._update(outcome)
-        self._exchange_parameters(step)
+        with self.stop.abandoning(self.pipeline.abandon):  # on a thin line it takes as long as the step
+            self._exchange_parameters(step)
         if self.pipeline.codec.moves_after(step):
             self._move_basis()
         self._update_shared(step)
@@ -263,7 +267,7 @@ class Trainer:
 
     def end_early(self) -> dict:
         """Write the last committed step; return a summary without figures that would take time."""
-        if not self.torn:  # otherwise the last checkpoint stands
+        if not self.torn and self.together:  # otherwise the last checkpoint stands
             self.save()
             self.saver.flush()
         return {"steps": self.position.step, "val_loss": None}
@@ -280,6 +284,7 @@ class Trainer:
         """Return the figures of a step that concern time and traffic."""
         traffic, train = self.pipeline.traffic, self.config.train
         spans = self.pipeline.waits.take_seconds()
+        spans["wait_seconds"] += self.pipeline.peers.take_wait()
         return {
             "seconds": self.position.seconds,
             "tokens": self.position.step * train.batch * self.config.model.context,
@@ -316,9 +321,15 @@ class Trainer:
         with self.stop.abandoning(self.pipeline.abandon):
             return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows, self.position.step)
 
+    @property
+    def together(self) -> bool:
+        """Tell whether the replicas have just met: between meetings they differ, and are not at the same step."""
+        return self.position.step == 0 or self.exchange.meets(self.position.step - 1)
+
     def save(self) -> None:
         """Take a snapshot; it is written while training goes on, or with a memory budget at once: it needs no copy then."""
         at_once = self.config.memory.budget is not None
+        self.saved = self.position.step // self.config.train.checkpoint_every if self.config.train.checkpoint_every else 0
         self.saver.save(self.pipeline.stages, self.optimizers, self.position, self.exchange.state, at_once=at_once)
 
     def keep(self, outcome: Outcome) -> None:

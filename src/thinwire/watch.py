@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from thinwire.config import LinkConfig, RunConfig
+from thinwire.config import RunConfig
 from thinwire.link.errors import RECOVERING, LinkError, Replaced
 from thinwire.link.link import Link
 from thinwire.link.roster import Place, Roster, Worker
@@ -23,8 +23,14 @@ LOOK_SECONDS = 1.0
 """Time between two looks at the links."""
 
 
-def check_times(link: LinkConfig, roster: Roster) -> None:
-    """Refuse times with which standbys would never be asked."""
+def check_standbys(config: RunConfig, roster: Roster) -> None:
+    """Refuse standbys that would never be asked, or could not take a place."""
+    link = config.link
+    if roster.standbys and config.pipeline.stages == 1:
+        raise ValueError(
+            "the roster lists standbys, but with pipeline.stages 1 no neighbour keeps copies of a machine's checkpoints for them; "
+            "cut the model into 2 stages or more, or leave the standbys out"
+        )
     if roster.standbys and link.standby_seconds >= link.reconnect_seconds:
         raise ValueError(
             f"link.standby_seconds is {link.standby_seconds}, link.reconnect_seconds {link.reconnect_seconds}: the run would be given up "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from faults.inject import Fault, train_with
+from link.support import wait_until
 from runs import train
 from thinwire import checkpoint, cli
 
@@ -102,9 +105,64 @@ def test_a_resumed_grid_has_the_bits_of_one_that_was_not_stopped(config, tmp_pat
     assert resumed["steps"] == 6 and resumed["weights_sha256"] == whole["weights_sha256"]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["local:steps=4", "ist:steps=4"])
+def test_a_run_that_is_made_longer_within_a_round_ends_as_one_model(config, tmp_path, method):
+    """Its last step was a meeting within a round: what comes before the next one must not be taken for a part."""
+    words = (*GRID, "--replicas.exchange", method, "--train.validate_every", "0", "--train.decay", "0")
+    short = train(config, tmp_path / "run", *words)
+    before = weights(tmp_path / "run")
+    longer = train(config, tmp_path / "run", "--resume", *words, "--train.steps", "12")
+    assert longer["steps"] == 12 and longer["weights_sha256"][:2] == longer["weights_sha256"][2:]
+    for name, tensor in weights(tmp_path / "run").items():
+        if name.endswith(("down.weight", "output.weight")):
+            assert tensor.norm() > 0.8 * before[name].norm(), name
+    assert longer["val_loss"] < short["val_loss"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stages", ["1", "2"])
+def test_a_worker_killed_between_meetings_leaves_equal_weights(config, tmp_path, stages):
+    """Replicas train alone for six steps; one is lost at its fourth, while the other may be anywhere."""
+    words = (
+        *GRID,
+        "--pipeline.stages",
+        stages,
+        "--replicas.exchange",
+        "local:steps=6",
+        "--train.steps",
+        "12",
+        "--train.checkpoint_every",
+        "1",
+    )
+    calm = train(config, tmp_path / "calm", *words)
+    command = ["--config", config, "--run", str(tmp_path / "run"), *words]
+    faults = [Fault(0, "forward", 2 * 9, replica=1), Fault(0, "forward", 2 * 3)]
+    heard: list[tuple[int, dict]] = []
+    disturbed = train_with(command, faults, tmp_path / "struck", heard)
+    assert sum("lost" in message for _, message in heard) == 2
+    assert disturbed["weights_sha256"] == calm["weights_sha256"]
+
+
+@pytest.mark.parametrize("method", ["allreduce", pytest.param("local:steps=3", marks=pytest.mark.full)])
+def test_a_grid_that_is_asked_to_end_goes_on_with_the_same_bits(config, tmp_path, method):
+    words = ["--config", config, "--train.threads", "1", *GRID, "--replicas.exchange", method, "--train.steps", "40"]
+    words += ["--train.checkpoint_every", "6", "--train.validate_every", "0"]
+    whole = train(config, tmp_path / "whole", *words[4:])
+    process = subprocess.Popen([sys.executable, "-m", "thinwire", "train", "--run", str(tmp_path / "run"), *words], stderr=subprocess.PIPE)
+    metrics = tmp_path / "run/metrics/stage-0.jsonl"
+    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 8, 60)
+    process.terminate()
+    assert process.wait(60) == 0, process.stderr
+    resumed = train(config, tmp_path / "run", "--resume", *words[4:])
+    assert resumed["steps"] == 40 and resumed["weights_sha256"] == whole["weights_sha256"]
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        (("--replicas.count", "2", "--memory.budget", "1GB"), "what an exchange keeps and sends is not planned for"),
+        (("--replicas.count", "2", "--replicas.exchange", "ist:steps=3"), "choose a multiple of the round"),
         (("--replicas.count", "3", "--train.batch", "8"), "replicas.count is 3, which does not divide train.batch 8"),
         (("--replicas.count", "4", "--train.batch", "8", "--replicas.graph", "0-1,2-3"), "not connected"),
         (("--replicas.count", "3", "--train.batch", "6", "--replicas.graph", "0-1:0.7,1-2:0.7"), "not doubly stochastic"),

@@ -37,9 +37,10 @@ class Snapshot:
 class Saver:
     """Write the checkpoints of the stages of one process; at most one snapshot is being written and one waits."""
 
-    def __init__(self, run: Path, indices: Sequence[int], facts: dict[str, Any]) -> None:
+    def __init__(self, run: Path, indices: Sequence[int], facts: dict[str, Any], *, alone: bool = True) -> None:
+        """Write into a run folder; where no other process has a part, or a replica, of the run (`alone`) nobody needs to confirm."""
         self.run, self.indices, self.facts = run, list(indices), facts
-        self._alone = len(self.indices) == len(facts["split"].split(","))
+        self._alone = alone and len(self.indices) == len(facts["split"].split(","))
         self._state = threading.Condition()
         self._waiting: Snapshot | None = None
         self._thread: threading.Thread | None = None

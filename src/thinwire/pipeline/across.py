@@ -7,6 +7,7 @@ from thinwire.link.contract import Contract
 from thinwire.link.errors import ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
+from thinwire.model.stages import Stage
 from thinwire.pipeline.backend import MESSAGE_BYTES
 from thinwire.pipeline.control import Control, Tree
 from thinwire.pipeline.neighbours import Links
@@ -35,10 +36,12 @@ def exchange_contract(epoch: int) -> Contract:
     return Contract(epoch=epoch, exchange_bytes=CHUNK_BYTES, limits={Kind.STEP: MESSAGE_BYTES})
 
 
-def join_peers(config: RunConfig, replica: int, links: Links) -> Peers:
+def join_peers(config: RunConfig, replica: int, links: Links, stage: Stage) -> Peers:
     """Reach the copies of this stage."""
     graph = make_graph(config.replicas.graph, config.replicas.count)
-    return Peers(replica, graph, {other: LinkWire(link) for other, link in links.across.items()})
+    # More than any method sends: parameters and two moments of every replica, eight bytes each, on their way along the tree.
+    largest = config.replicas.count * 32 * sum(parameter.numel() for parameter in stage.parameters()) + CHUNK_BYTES
+    return Peers(replica, graph, {other: LinkWire(link) for other, link in links.across.items()}, largest)
 
 
 def join_control(links: Links, graph: Graph, replica: int) -> Control:

@@ -35,14 +35,18 @@ class Control:
         self.left, self.right, self.tree, self.replica = left, right, tree or Tree(), replica
         self.meter = Meter()
 
-    def settle(self, own: Outcome, *, meeting: bool = True) -> Outcome:
-        """Agree on the outcome of a step; every stage returns the same, and so does every replica where they meet, but for its norm."""
+    def settle(self, own: Outcome, *, meeting: bool = True, alike: bool = False) -> Outcome:
+        """Agree on the outcome of a step; every stage returns the same, and so does every replica where they meet.
+
+        Each applies the norm of its own gradients, unless these are `alike`: then rounding must not part them, and one norm is everyone's.
+        """
         outcome = own if self.right is None else own.plus(decode_outcome(self.receive(self.right)))
         if self.left is not None:
             self.send(self.left, asdict(outcome))
             outcome = decode_outcome(self.receive(self.left))
         else:
-            outcome = self._settle_replicas(outcome) if meeting else outcome.alone()
+            total = self._settle_replicas(outcome) if meeting else outcome.alone()
+            outcome = total if alike else total.of_replica(outcome)
         if outcome.step != own.step:
             raise ProtocolError("step", outcome.step, own.step, "total of another step")
         if self.right is not None:
@@ -59,7 +63,7 @@ class Control:
             outcome = decode_outcome(self.receive(self.tree.parent))
         for child in self.tree.children.values():
             self.send(child, asdict(outcome))
-        return outcome.of_replica(own)
+        return outcome
 
     def announce(self, facts: dict[str, Any] | None) -> dict[str, Any]:
         """Pass on what stage 0 of replica 0 knows about the run; everyone returns it."""
@@ -72,17 +76,23 @@ class Control:
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Collect what every worker says of itself, replica by replica, first stage first; everyone returns the list."""
-        behind = [] if self.right is None else self.receive(self.right)["workers"]
-        workers = [[self.replica, own], *behind]
-        for child in self.tree.children.values():
-            workers += self.receive(child)["workers"]
+        workers: list[Any] = [[self.replica, own]]
+        for link in (self.right, *self.tree.children.values()):
+            workers += [] if link is None else self._workers(link)
         everyone = {"workers": sorted(workers, key=lambda worker: worker[0])}  # stages are in order, and stay so
         if self._above is not None:
             self.send(self._above, everyone)
-            everyone = self.receive(self._above)
+            everyone = {"workers": self._workers(self._above)}
         for link in self._below:
             self.send(link, everyone)
         return [part for _, part in everyone["workers"]]
+
+    def _workers(self, link: Link) -> list[Any]:
+        """Receive what workers say of themselves, each with its replica."""
+        workers = self.receive(link).get("workers")
+        if not isinstance(workers, list) or not all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in workers):
+            raise ProtocolError("workers", type(workers).__name__, "a list of pairs")
+        return workers
 
     @property
     def _above(self) -> Link | None:
@@ -103,7 +113,7 @@ class Control:
             raise ProtocolError("kind", frame.header.kind.name, "STEP")
         try:
             message = json.loads(bytes(frame.payload))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolError("message", str(error), "JSON") from None
         if not isinstance(message, dict):
             raise ProtocolError("message", type(message).__name__, "an object")

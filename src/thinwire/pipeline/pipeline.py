@@ -88,7 +88,7 @@ class Pipeline:
         """Give up the step under way; called by a signal, which interrupts this very thread."""
         raise Abandoned
 
-    def settle(self, own: Outcome, *, meeting: bool = True) -> Outcome:
+    def settle(self, own: Outcome, *, meeting: bool = True, alike: bool = False) -> Outcome:
         """Return the outcome of all stages: here they are one."""
         return own
 

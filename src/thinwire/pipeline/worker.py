@@ -73,7 +73,7 @@ class WorkerPipeline:
             }
             | dict.fromkeys(joined.values(), exchange_contract(epoch)),
         )
-        self.peers = join_peers(config, self.replica, links)
+        self.peers = join_peers(config, self.replica, links, stage)
         self.control = join_control(links, self.peers.graph, self.replica)
         self.ports = {
             index + side: boundary_port(link, codec, *form, downstream=side > 0, version=lambda: stage.stream.version)
@@ -176,6 +176,9 @@ class WorkerPipeline:
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
+        for link in self.neighbours.opened.values():
+            if link.error is not None:  # one that this step may not need: whoever was replaced there must not wait until one does
+                raise link.error
         self._begin(counting=True)
         self.memory.begin()
         self.sent_before = {peer: port.link.meter.sent.socket for peer, port in self.ports.items()}
@@ -185,9 +188,9 @@ class WorkerPipeline:
         """Give up the step under way: the links fail, and with them whatever this worker and the others wait for."""
         self.neighbours.interrupt()
 
-    def settle(self, own: Outcome, *, meeting: bool = True) -> Outcome:
-        """Agree with all stages on the outcome of a step, and with the other replicas where they meet."""
-        return self.control.settle(own, meeting=meeting)
+    def settle(self, own: Outcome, *, meeting: bool = True, alike: bool = False) -> Outcome:
+        """Agree with all stages on the outcome of a step, and with the other replicas where they meet; gradients may be `alike` there."""
+        return self.control.settle(own, meeting=meeting, alike=alike)
 
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, rows: int, step: int = 0) -> float:

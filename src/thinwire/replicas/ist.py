@@ -127,6 +127,11 @@ class SubnetOptions(Options):
     def check(self, config: RunConfig) -> None:
         if self.steps < 1:
             raise ValueError(f"ist's steps is {self.steps}; choose at least 1, such as ist:steps=20")
+        if config.train.validate_every % self.steps:
+            raise ValueError(
+                f"train.validate_every is {config.train.validate_every}, and within a round of ist, of {self.steps} steps, a replica has "
+                "only a part of the network; choose a multiple of the round"
+            )
         read_shares(self.shares, config.replicas.count)
 
 
@@ -143,7 +148,9 @@ class IndependentSubnets(Exchange):
         turn, place = divmod(step, self.options.steps)
         if place and not self.talks_after(step):
             return
-        cuts = partition(named, self.config.model, self._shares, self.config.seed, turn)
+        # A run that was made longer goes on within a round whose parts are together already: to its end all train the whole network.
+        dealt = place == 0 or bool(self.state[PARTITION].any())
+        cuts = partition(named, self.config.model, self._shares, self.config.seed, turn) if dealt else {}
         parts = [(named[name], cut) for name, cut in cuts.items()]
         moments = parted_moments(named, cuts, optimizer)
         if place == 0:

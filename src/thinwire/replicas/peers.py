@@ -15,8 +15,8 @@ from thinwire.replicas.graph import Graph
 CHUNK_BYTES = 2**20
 """Both ends of a wire send a chunk and then take one, so neither waits for the other with its hands full."""
 LENGTH = struct.Struct("<Q")
-LARGEST = 2**40
-"""Most bytes of one message."""
+LARGEST = 2**30
+"""Most bytes of one message, unless said otherwise."""
 
 
 class Wire(Protocol):
@@ -30,7 +30,9 @@ class Wire(Protocol):
 class Peers:
     """The other copies of a stage, as one of them sees them."""
 
-    def __init__(self, index: int, graph: Graph, wires: Mapping[int, Wire]) -> None:
+    def __init__(self, index: int, graph: Graph, wires: Mapping[int, Wire], largest: int = LARGEST) -> None:
+        """Talk over these wires; a message of more than `largest` bytes is refused before it is taken."""
+        self.largest = largest
         assert set(wires) == set(graph.neighbours(index)), (index, sorted(wires))
         self.index, self.count, self.graph, self.wires = index, graph.count, graph, wires
         self.sent = 0
@@ -56,6 +58,11 @@ class Peers:
         self.wait_seconds += time.perf_counter() - started
         self.sent += sum(map(len, outgoing.values()))
         return {peer: bytes(data) for peer, data in found.items()}
+
+    def take_wait(self) -> float:
+        """Return the seconds spent in swaps since the last call."""
+        seconds, self.wait_seconds = self.wait_seconds, 0.0
+        return seconds
 
     def gather(self, own: bytes) -> list[bytes]:
         """Return what every replica gives, by number, on any graph."""
@@ -83,8 +90,8 @@ class Peers:
 
     def _length(self, peer: int) -> int:
         (length,) = LENGTH.unpack(self._chunk(peer, LENGTH.size))
-        if length > LARGEST:
-            raise ValueError(f"replica {peer} announces a message of {length} bytes; the limit is {LARGEST}")
+        if length > self.largest:
+            raise ValueError(f"replica {peer} announces a message of {length} bytes; the limit is {self.largest}")
         return length
 
     def _chunk(self, peer: int, size: int) -> bytes:
