@@ -193,7 +193,7 @@ class Runner:
         if verb == "train" and "--run" not in words:
             self.count += 1
             made += ["--run", f"runs/unnamed-{self.count}"]
-        if "--link.profile" in words and "--pipeline.mode" not in words:
+        if {"--link.profile", "--replicas.count"} & {*words} and "--pipeline.mode" not in words:
             made += ["--pipeline.mode", "workers"]
         if "--resume" in words:
             made += ["--train.steps", "3"]  # one more than before; of two values the last counts
