@@ -281,3 +281,23 @@ def test_ranks_that_gain_nothing_are_refused(rank):
     config = RunConfig(model=ModelConfig(width=256), replicas=ReplicasConfig(count=2, exchange=f"powersgd:rank={rank}"))
     with pytest.raises(ValueError, match=f"the rank of powersgd is {rank}; .* width 256 .* 1 to 255; choose one such as 4"):
         together(2, lambda peers: build(config, peers, {}))
+
+
+def test_first_steps_travel_whole_where_asked():
+    config = RunConfig(replicas=ReplicasConfig(count=2, exchange="powersgd:rank=2,start=1"))
+    gradients = [{"matrix": torch.randn(20, 15, generator=torch.Generator().manual_seed(replica))} for replica in range(2)]
+
+    def task(peers):
+        method = build(config, peers, {"matrix": torch.zeros(20, 15)})
+        found = []
+        for step in range(2):
+            named = {"matrix": gradients[peers.index]["matrix"].clone()}
+            method.gradients(named, step)
+            method.commit()
+            found.append(named["matrix"])
+        return found
+
+    exact = (gradients[0]["matrix"] + gradients[1]["matrix"]) / 2
+    for first, second in together(2, task):
+        torch.testing.assert_close(first, exact)
+        assert torch.linalg.matrix_rank(second) == 2

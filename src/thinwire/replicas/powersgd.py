@@ -36,8 +36,12 @@ class PowerSGDOptions(Options):
 
     rank: int = 4
     """Columns of each factor, r."""
+    start: int = 0
+    """First steps in which gradients travel whole: in warm-up they turn faster than a power iteration follows."""
 
     def check(self, config: RunConfig) -> None:
+        if self.start < 0:
+            raise ValueError(f"the start of powersgd is {self.start}; choose a number of steps from 0, such as 40")
         width = config.model.width
         if not 1 <= self.rank < width:
             raise ValueError(
@@ -59,8 +63,10 @@ class PowerSGD(Exchange):
 
     @torch.no_grad()
     def gradients(self, named: Named, step: int) -> None:
-        whole = [name for name in named if name not in self.forms]
-        thin = [name for name in named if name in self.forms]
+        if step == 0:
+            self._begin()
+        thin = [name for name in named if name in self.forms and step >= self.options.start]
+        whole = [name for name in named if name not in thin]
         matrices = [self._matrix(name, named[name]) for name in thin]
         left = [matrix @ self._start(name, matrix, step) for name, matrix in zip(thin, matrices, strict=True)]
         means = mean(self.peers, [*(named[name] for name in whole), *left])
@@ -76,6 +82,13 @@ class PowerSGD(Exchange):
             self.propose(f"factor/{name}", right_NR)
             self.propose(f"residual/{name}", residuals[-1].view(named[name].shape))
         self.figures = {"residual": relative_norm(residuals, matrices)}
+
+    def _begin(self) -> None:
+        """Begin with nothing left over, and with no directions."""
+        for name, (_, columns, rank) in self.forms.items():
+            parameter = self.parameters_of_stage[name].detach()
+            self.propose(f"factor/{name}", parameter.new_zeros(columns, rank))
+            self.propose(f"residual/{name}", torch.zeros_like(parameter))
 
     def _matrix(self, name: str, gradient: Tensor) -> Tensor:
         rows, columns, _ = self.forms[name]
