@@ -97,6 +97,7 @@ class Trainer:
         pipeline.manage_memory(config, folder)
         self.validation_rows: int = about["validation_rows"]
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
+        pipeline.memory.adopt(self.optimizers)
         self.facts = checkpoint.facts(config, about["data"])
         self.position = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
