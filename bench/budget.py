@@ -35,11 +35,11 @@ from thinwire.codecs import registry
 from thinwire.codecs.base import Context
 from thinwire.config import MemoryConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory import manage
-from thinwire.memory.blocks import Plan, Profile, Tier
+from thinwire.memory.blocks import Choice, Plan, Profile, Tier
 from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor
-from thinwire.memory.plan import compare
-from thinwire.memory.space import base_bytes
+from thinwire.memory.plan import compare, evaluate
+from thinwire.memory.space import base_bytes, floor_bytes
 from thinwire.memory.tier import FileTier
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import PLAIN, Stage, build_stage
@@ -52,8 +52,8 @@ RATES = (0.25, 0.34, 0.5, 1.0)
 STRATEGIES = ("offload all", "recompute all", "capacity only", "hybrid")
 BLOCKS, ROOM, MICROBATCHES = 8, 4, 2
 TOLERANCE, FASTEST = 0.15, 0.03
-SHARES = (1.0, 0.75, 0.6)
-"""Budgets as shares of what the stage needs if everything is kept."""
+CASES = ((1.0, "hybrid"), (0.75, "hybrid"), (0.6, "hybrid"), (0.6, "recompute"))
+"""Budgets as shares of what the stage needs if everything is kept, and who plans; `recompute` recomputes first blocks instead."""
 
 
 def timing_config() -> RunConfig:
@@ -185,7 +185,17 @@ def status(word: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def train_within(share: float, folder: str) -> dict[str, Any]:
+def recompute_first(profile: Profile, budget: int) -> Plan:
+    """Recompute as many first blocks as the budget asks for."""
+    count, room = len(profile.blocks), budget - base_bytes(profile, 1)
+    shapes: list[tuple[Choice, ...]] = [("recompute",) * first + ("keep",) * (count - first) for first in range(count + 1)]
+    choices = next(choices for choices in shapes if floor_bytes(profile.blocks, choices) <= room)
+    plan = evaluate(profile, choices, 1, budget)
+    assert plan is not None
+    return plan
+
+
+def train_within(share: float, planner: str, folder: str) -> dict[str, Any]:
     """Train a few steps in this process within a share of what the stage needs; return predicted and measured bytes."""
     config = memory_config("1TB", folder)
     pipeline = build_pipeline(config, CPU)
@@ -193,7 +203,7 @@ def train_within(share: float, folder: str) -> dict[str, Any]:
     profile = manage.measure(stage, pipeline.codec, config, Path(folder))
     whole = base_bytes(profile, 1) + sum(block.all_bytes for block in profile.blocks)
     config = memory_config(f"{int(share * whole)}B", folder)
-    plan = manage.plan_for(profile, config, 1)
+    plan = manage.plan_for(profile, config, 1) if planner == "hybrid" else recompute_first(profile, int(share * whole))
     optimizer = StageOptimizer(stage, config.train)
     batch = torch.randint(0, config.model.vocabulary, (config.train.batch, config.model.context + 1))
     with manage.Memories([manage.limit(stage, pipeline.codec, config, profile, plan, 1, Path(folder))]) as pipeline.memory:
@@ -222,8 +232,8 @@ def train_within(share: float, folder: str) -> dict[str, Any]:
 def run_memory(folder: Path, console: Console) -> None:
     """Train in fresh processes within several budgets; print and keep the figures."""
     results = []
-    for share in SHARES:
-        command = [sys.executable, __file__, "--child", str(share), "--folder", str(folder)]
+    for share, planner in CASES:
+        command = [sys.executable, __file__, "--child", str(share), planner, "--folder", str(folder)]
         results.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1200).stdout))
     table = Table(title="What three steps add to a process, in MB")
     for heading in ("budget", "blocks", "activations", "predicted", "measured", "ratio", f"within {TOLERANCE:.0%}"):
@@ -231,7 +241,7 @@ def run_memory(folder: Path, console: Console) -> None:
     for row in results:
         sizes = [f"{row[name] / 1e6:,.0f}" for name in ("activations", "predicted", "measured")]
         fits = "yes" if abs(row["ratio"] - 1) <= TOLERANCE else "no"
-        table.add_row(f"{row['budget'] / 1e6:,.0f} ({row['share']:.0%})", row["choices"], *sizes, f"{row['ratio']:.3f}", fits)
+        table.add_row(f"{row['budget'] / 1e6:,.0f}, {row['share']:.0%}", row["choices"], *sizes, f"{row['ratio']:.3f}", fits)
     console.print(table)
     write_results("memory_rss", results)
 
@@ -241,11 +251,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rss", action="store_true")
     parser.add_argument("--folder", type=Path, help="where slow memory lies (default: a temporary folder)")
-    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.child is not None:
-        print(json.dumps(train_within(arguments.child, str(arguments.folder))))
+        print(json.dumps(train_within(float(arguments.child[0]), arguments.child[1], str(arguments.folder))))
         return
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as scratch:
         folder = arguments.folder or Path(scratch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +52,23 @@ class SharedAdamW(torch.optim.Optimizer):
         parameter.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1**step))
 
 
+class Shelf(Protocol):
+    """Where the memory of state may lie between updates."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Take a tensor's memory away."""
+        ...
+
+    def get(self, name: str, tensor: Tensor) -> None:
+        """Bring it back, if it is away."""
+        ...
+
+
 class StageOptimizer:
     """Update one stage's parameters; state is named by parameter, so it fits any cut."""
+
+    shelf: Shelf | None = None
+    """Where the state lies between updates if it is not in memory."""
 
     def __init__(self, stage: Stage, train: TrainConfig) -> None:
         self.axes = stage.axes
@@ -94,21 +110,48 @@ class StageOptimizer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
-            optimizer.step()
+            if self.shelf is None:
+                optimizer.step()
+            else:
+                self._step_each(optimizer)
             optimizer.zero_grad(set_to_none=True)
 
-    def state_bytes(self) -> int:
-        """Return the memory of the state once every parameter has been updated."""
-        total = 0
+    def _step_each(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update one parameter after the other, the state of each in memory only then."""
+        names, groups = {id(parameter): name for name, parameter in self.named.items()}, optimizer.param_groups
+        try:
+            for group in groups:
+                (parameter,) = group["params"]
+                self._state_of(parameter)
+                optimizer.param_groups = [group]
+                optimizer.step()
+                optimizer.param_groups = groups
+                self._put_away(names[id(parameter)])
+        finally:
+            optimizer.param_groups = groups
+
+    def put_away(self) -> None:
+        """Let the state lie on the shelf, if there is one."""
+        for name in self.named:
+            self._put_away(name)
+
+    def _put_away(self, name: str) -> None:
+        if self.shelf is not None:
+            for label, tensor in self._owner(self.named[name]).state[self.named[name]].items():
+                self.shelf.put(f"{name}/{label}", tensor)
+
+    def state_sizes(self) -> list[list[int]]:
+        """Return the bytes of each tensor of each parameter's state, as they are once all have been updated."""
+        sizes = []
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if isinstance(optimizer, SharedAdamW):
-                        total += parameter.nbytes + parameter.nbytes // parameter.shape[group["axis"]]
-                    else:
-                        total += parameter.nbytes * (1 if isinstance(optimizer, torch.optim.Muon) else 2)
-                    total += 0 if isinstance(optimizer, torch.optim.Muon) else 4  # the number of updates
-        return total
+                (parameter,) = group["params"]
+                whole = parameter.nbytes
+                if isinstance(optimizer, SharedAdamW):
+                    sizes.append([whole, whole // parameter.shape[group["axis"]], 4])  # 4: the number of updates
+                else:
+                    sizes.append([whole] if isinstance(optimizer, torch.optim.Muon) else [whole, whole, 4])
+        return sizes
 
     def carry_over(self, rotation_KK: Tensor) -> None:
         """Carry coordinates and their moments over to a moved basis."""
@@ -120,9 +163,17 @@ class StageOptimizer:
                 elif label in SQUARED_STATE:
                     carry_over(tensor, rotation_KK.square(), axis)
 
+    def _owner(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        return next(o for o in self.optimizers if any(parameter is p for g in o.param_groups for p in g["params"]))
+
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        owner = next(o for o in self.optimizers if any(parameter is p for g in o.param_groups for p in g["params"]))
-        return owner.state[parameter]
+        """Return the state of a parameter, in memory."""
+        state = self._owner(parameter).state[parameter]
+        if self.shelf is not None:
+            name = next(name for name, other in self.named.items() if other is parameter)
+            for label, tensor in state.items():
+                self.shelf.get(f"{name}/{label}", tensor)
+        return state
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return all state as {parameter name/label: tensor}."""

@@ -103,6 +103,7 @@ class Trainer:
                 "give all replicas the same source and tokenizer"
             )
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
+        pipeline.memory.adopt(self.optimizers)
         trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
         self.exchange = exchange.build(config, pipeline.peers, trained)
         self.facts = checkpoint.facts(config, about["data"])

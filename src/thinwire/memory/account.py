@@ -63,7 +63,7 @@ def always_there(stage: Stage, codec: Codec, config: RunConfig) -> dict[str, int
     return {
         "parameters": parameters,
         "gradients": parameters,
-        "optimizer": StageOptimizer(stage, config.train).state_bytes(),
+        "optimizer": sum(map(sum, StageOptimizer(stage, config.train).state_sizes())),
         "basis and fixed table": tensor_bytes(list(stage.buffers())),
         "wire buffers": wire_of(stage, codec, config).fixed_bytes,
     }

@@ -7,7 +7,7 @@ follows those. A block is one layer of the stage, in forward order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 Choice = Literal["keep", "recompute", "offload"]
@@ -65,6 +65,21 @@ class Profile:
     kinds: Mapping[str, int] = field(default_factory=dict)
     """`fixed_bytes` by kind, such as parameters or gradients."""
 
+    @property
+    def slim(self) -> Profile:
+        """The same stage with its optimizer state in slow memory between updates."""
+        kinds = {kind: 0 if kind == "optimizer" else size for kind, size in self.kinds.items()}
+        return replace(self, fixed_bytes=self.fixed_bytes - self.optimizer_bytes, optimizer_bytes=0, kinds=kinds)
+
+    @property
+    def saving_bytes(self) -> int:
+        """What a checkpoint needs in memory: all state at once, but no gradients and nothing to work with."""
+        return self.fixed_bytes - self.kinds.get("gradients", 0) - self.kinds.get("working memory", 0)
+
+    def under(self, plan: Plan) -> Profile:
+        """Return the stage as a plan sees it."""
+        return self.slim if plan.optimizer_out else self
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -79,6 +94,8 @@ class Plan:
     """Predicted time of a step's computation with this plan."""
     ideal_seconds: float
     """The same if memory were no limit."""
+    optimizer_out: bool = False
+    """Whether optimizer state lies in slow memory between updates."""
 
 
 def alike(choice: Choice, count: int) -> Choices:

@@ -117,6 +117,11 @@ def report(command: MemoryCommand, profile: Profile, console: Console) -> None:
     tier = profile.tier
     heading += f"; slow memory takes {tier.out_bytes_per_second / 1e6:,.0f} and gives {tier.in_bytes_per_second / 1e6:,.0f} MB/s"
     console.print(heading, highlight=False, markup=False)
+    if plan.optimizer_out:
+        console.print(
+            f"The optimizer state, {profile.optimizer_bytes / 1e6:,.1f} MB, lies in slow memory between updates.", highlight=False
+        )
+    profile = profile.under(plan)
     show(profile, plans, budget, console)
     if command.picture is not None:
         said = picture(profile, plan, short_line(profile, plan, budget), budget, command.picture)

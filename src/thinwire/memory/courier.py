@@ -53,6 +53,7 @@ class Courier:
         self._wanted: list[Parcel] = []
         self._working, self._started = 0, False
         self._busy = self._closed = False
+        self._errand: Callable[[], None] | None = None
         self._places = self._all_places()
         self._thread = threading.Thread(target=self._carry_on, name="thinwire-courier", daemon=True) if tier is not None else None
         if self._thread is not None:
@@ -120,6 +121,15 @@ class Courier:
             self._working, self._started = parcel.block - 1, False
             self._changed.notify_all()
 
+    def errand(self, work: Callable[[], None], what: str) -> None:
+        """Let the copy thread do something between its copies, and wait for it."""
+        with self._changed:
+            if self._closed:
+                raise ValueError(f"the slow memory is closed, and {what} with it; go on from the last checkpoint")
+            self._errand = work
+            self._changed.notify_all()
+            self._wait(lambda: self._errand is None, what)
+
     def clear(self) -> None:
         """Forget the parcels of a step that was given up."""
         with self._changed:
@@ -156,7 +166,7 @@ class Courier:
         """Wait for the copy thread; raise what it met, or that it does not get on."""
         moved, deadline = -1, 0.0
         while not ready():
-            if self.problem is None and not self._busy and self._next() is None:
+            if self.problem is None and not self._busy and self._errand is None and self._next() is None:
                 self.problem = ValueError(
                     f"no room for {what}: {self.used / 1e6:.1f} of {self.room / 1e6:.1f} MB are in use and nothing is on its way out; "
                     "raise --memory.budget"
@@ -187,15 +197,9 @@ class Courier:
 
     def _carry_on(self) -> None:
         """Carry parcels until the end: the work of the copy thread."""
-        while True:
-            with self._changed:
-                while (job := self._next()) is None:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                self._start(*job)
+        while (job := self._await_job()) is not None:
             try:
-                self._carry(*job)
+                job() if callable(job) else self._carry(*job)
             except Exception as error:  # whatever it was: whoever waits must hear of it
                 with self._changed:
                     self._busy = False
@@ -203,8 +207,23 @@ class Courier:
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._finish(*job)
+                if callable(job):
+                    self._errand = None
+                else:
+                    self._finish(*job)
                 self._changed.notify_all()
+
+    def _await_job(self) -> Callable[[], None] | tuple[bool, Parcel] | None:
+        """Wait for an errand or a copy to do; None at the end."""
+        with self._changed:
+            while not self._closed:
+                if self._errand is not None:
+                    return self._errand
+                if (job := self._next()) is not None:
+                    self._start(*job)
+                    return job
+                self._changed.wait()
+            return None
 
     def _start(self, out: bool, parcel: Parcel) -> None:
         self._busy = True

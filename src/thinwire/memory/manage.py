@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor, block_names
 from thinwire.memory.plan import make_plan
 from thinwire.memory.profile import measure_stage, slow_folder
+from thinwire.memory.shelf import Shelf, shelf_bytes
 from thinwire.memory.sizes import read_size
 from thinwire.memory.space import base_bytes
 from thinwire.memory.tier import lies_in_memory, measure_tier, open_tier
@@ -31,10 +33,22 @@ class StageMemory:
     """One stage's executor, and what it follows."""
 
     def __init__(
-        self, executor: Executor, wire_bytes: int, profile: Profile | None = None, plan: Plan | None = None, budget: int = 0
+        self,
+        executor: Executor,
+        wire_bytes: int,
+        profile: Profile | None = None,
+        plan: Plan | None = None,
+        budget: int = 0,
+        shelf: Shelf | None = None,
     ) -> None:
         self.executor, self.wire_bytes, self.profile, self.plan, self.budget = executor, wire_bytes, profile, plan, budget
+        self.shelf = shelf
+        self.optimizer: StageOptimizer | None = None
         self._steps = 0
+
+    def adopt(self, optimizer: StageOptimizer) -> None:
+        """Keep the state of this optimizer in slow memory between updates, if the plan says so."""
+        self.optimizer, optimizer.shelf = optimizer, self.shelf
 
     def begin(self) -> None:
         """Begin a step."""
@@ -42,7 +56,17 @@ class StageMemory:
             self.executor.close()  # counted: all steps are alike
         elif self.plan is not None or self._steps == 0:
             self.executor.begin()
+        if self.optimizer is not None:
+            self.optimizer.put_away()  # a checkpoint or a move of the basis may have brought it here
         self._steps += 1
+
+    def close(self) -> None:
+        """Bring optimizer state back into memory, give slow memory back and end the thread."""
+        if self.optimizer is not None and self.optimizer.shelf is not None:
+            with suppress(ValueError):  # the disk has failed, and whoever needs the state will hear of it
+                self.optimizer.state_tensors()
+                self.optimizer.shelf = None
+        self.executor.close()
 
     def peaks(self, optimizer: StageOptimizer) -> dict[str, Any]:
         """Return the peak of each kind in bytes, and with a budget what was planned."""
@@ -51,7 +75,7 @@ class StageMemory:
         kinds = {
             "parameters": parameters,
             "gradients": parameters,
-            "optimizer": tensor_bytes(list(optimizer.state_tensors().values())),
+            "optimizer": sum(map(sum, optimizer.state_sizes())),
             "activations": courier.counted_peak,
             "wire_buffers": self.wire_bytes,
             "basis_and_fixed_table": tensor_bytes(list(stage.buffers())),
@@ -59,8 +83,9 @@ class StageMemory:
         if self.profile is None or self.plan is None:
             return kinds | {"peak": sum(kinds.values()), "budget": None}
         kinds["working_memory"] = self.profile.kinds["working memory"]
+        peak = sum(kinds.values()) - (kinds["optimizer"] if self.plan.optimizer_out else 0)
         planned = {"planned_peak": self.plan.peak_bytes, "choices": list(self.plan.choices), "in_flight": courier.in_flight}
-        return kinds | {"peak": sum(kinds.values()), "budget": self.budget, **planned}
+        return kinds | {"peak": peak, "budget": self.budget, **planned, "optimizer_out": self.plan.optimizer_out}
 
 
 class Memories:
@@ -68,6 +93,11 @@ class Memories:
 
     def __init__(self, stages: Sequence[StageMemory] = ()) -> None:
         self.stages = list(stages)
+
+    def adopt(self, optimizers: Sequence[StageOptimizer]) -> None:
+        """Know the optimizers of the stages."""
+        for stage, optimizer in zip(self.stages, optimizers, strict=True):
+            stage.adopt(optimizer)
 
     def begin(self) -> None:
         """Begin a step."""
@@ -81,7 +111,7 @@ class Memories:
     def close(self) -> None:
         """Give slow memory back and end the threads."""
         for stage in self.stages:
-            stage.executor.close()
+            stage.close()
 
     def __enter__(self) -> Memories:
         return self
@@ -107,8 +137,10 @@ def limit(stage: Stage, codec: Codec, config: RunConfig, profile: Profile, plan:
     """Let a stage run within its budget, with at most so many microbatches in flight."""
     assert config.memory.budget is not None and in_flight <= plan.in_flight
     return_freed_memory()
-    budget, device = read_size(config.memory.budget), stage.cosine_TS.device
-    size = slow_bytes(profile.blocks, plan.choices, in_flight)
+    budget, device, profile = read_size(config.memory.budget), stage.cosine_TS.device, profile.under(plan)
+    activations = slow_bytes(profile.blocks, plan.choices, in_flight)
+    states = StageOptimizer(stage, config.train).state_sizes() if plan.optimizer_out else []
+    size = activations + shelf_bytes([size for sizes in states for size in sizes])
     folder = slow_folder(config, run)
     if size and device.type == "cpu" and lies_in_memory(folder):
         print(
@@ -120,7 +152,8 @@ def limit(stage: Stage, codec: Codec, config: RunConfig, profile: Profile, plan:
     tier = open_tier(device, folder, size) if size else None
     courier = Courier(profile.blocks, plan.choices, budget - base_bytes(profile, in_flight), in_flight, tier)
     stage.runner = executor = Executor(stage, courier, config.pipeline.microbatches)
-    return StageMemory(executor, wire_bytes(stage, codec, config, in_flight), profile, plan, budget)
+    shelf = Shelf(courier, activations) if plan.optimizer_out else None
+    return StageMemory(executor, wire_bytes(stage, codec, config, in_flight), profile, plan, budget, shelf)
 
 
 def watch(stage: Stage, codec: Codec, config: RunConfig, in_flight: int) -> StageMemory:

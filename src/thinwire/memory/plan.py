@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from thinwire.memory.blocks import Choice, Choices, Plan, Profile, alike
 from thinwire.memory.search import Search, rank
-from thinwire.memory.simulate import simulate
+from thinwire.memory.simulate import duration, simulate
 from thinwire.memory.sizes import write_size
 from thinwire.memory.space import base_bytes, floor_bytes
 
@@ -37,6 +38,16 @@ def refusal(profile: Profile, budget: int) -> str:
 
 
 def best_plan(profile: Profile, budget: int, depth: int) -> Plan | None:
+    """Return the fastest plan, with optimizer state in slow memory only if none fits otherwise; None if none fits at all."""
+    plan = fastest(profile, budget, depth)
+    if plan is not None or not profile.optimizer_bytes or profile.saving_bytes > budget:
+        return plan
+    plan = fastest(profile.slim, budget, depth)
+    rates = profile.tier.out_bytes_per_second, profile.tier.in_bytes_per_second
+    return plan and replace(plan, optimizer_out=True, seconds=plan.seconds + sum(duration(profile.optimizer_bytes, rate) for rate in rates))
+
+
+def fastest(profile: Profile, budget: int, depth: int) -> Plan | None:
     """Return the fastest plan, or None if none fits."""
     deepest = max(1, min(depth, profile.microbatches))
     best: Plan | None = None
@@ -115,4 +126,5 @@ def minimum(profile: Profile) -> int:
     offload = min(profile.tier.out_bytes_per_second, profile.tier.in_bytes_per_second) > 0
     # With offload nothing but the block at work need be there; every plan needs that.
     choices = alike("offload" if offload else "recompute", len(profile.blocks))
-    return base_bytes(profile, 1) + floor_bytes(profile.blocks, choices)
+    least = base_bytes(profile, 1) + floor_bytes(profile.blocks, choices)
+    return min(least, max(profile.saving_bytes, least - profile.optimizer_bytes)) if offload else least

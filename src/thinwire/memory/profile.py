@@ -20,6 +20,7 @@ from torch import Tensor
 from thinwire.codecs.base import Codec
 from thinwire.config import RunConfig
 from thinwire.memory.account import always_there, wire_of
+from thinwire.memory.allocator import return_freed_memory
 from thinwire.memory.blocks import Block, Profile, Tier
 from thinwire.memory.execute import block_names, held, lasting
 from thinwire.memory.live import Live
@@ -108,6 +109,7 @@ class Observer(Runner):
 
 def profile_stage(config: RunConfig, index: int, device: torch.device, folder: Path = Path(".")) -> Profile:
     """Build a stage and measure it; `folder` is where it would offload to if the config names none."""
+    return_freed_memory()  # as a run with a budget does
     from thinwire.pipeline.pipeline import build_codec  # not at the top: the pipeline asks this module too
 
     if config.train.threads:

@@ -27,7 +27,7 @@ CHUNK = 2**20
 """Bytes that move at once; the one buffer of a file tier."""
 ALIGNMENT = 4096
 """What direct reads and writes ask of places, lengths and addresses."""
-SAMPLE_BYTES = 32 * 2**20
+SAMPLE_BYTES = 16 * 2**20
 MEASURE_SECONDS = 3.0
 """How much is written and read to measure a tier, and how long that may go on."""
 
