@@ -30,7 +30,7 @@ class LocalOptions(Options):
     rate: float = 0.7
     """Share of the mean change that is taken."""
     momentum: float = 0.5
-    """What the next meeting keeps of this one's change. DiLoCo's 0.9 is for rounds of hundreds of steps: with 20 it diverged (docs/log.md)."""
+    """What the next meeting keeps of this one's change. DiLoCo's 0.9 is for rounds of hundreds of steps; 20 diverged (docs/log.md)."""
     packing: str = "int8"
     """What changes are sent in. What int8 loses is not worth keeping: on a toy of 4 replicas that met every 20 of 240 steps, the validation
     loss was 2.4055 and 2.4387 (two seeds) against 2.4054 and 2.4388 with fp32, for 3.6 times less traffic."""
