@@ -16,10 +16,10 @@ demo: $(STAMP)       ## four workers over an emulated thin link, uncompressed ag
 	$(BIN)/python bench/demo.py
 
 test: $(STAMP)       ## run the tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 test-full: $(STAMP)  ## run the tests and the long matrices
-	$(BIN)/python -m pytest -q -m "full or not full"
+	$(BIN)/python -m pytest -q -n 2 -m "full or not full"
 
 lint: $(STAMP)       ## check format, lint rules and types
 	$(BIN)/ruff format --check .

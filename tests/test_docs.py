@@ -270,7 +270,7 @@ def test_commands_are_found_where_people_see_them():
     found = {page.name: [item.text for item in items_of(page)] for page in PAGES}
     assert "make demo" in found["README.md"] and "thinwire eval runs/first" in found["README.md"]
     assert "thinwire train --track tensorboard" in found["README.md"]
-    assert sum(text.startswith("alice$") for text in found["two_machines.md"]) == 1
+    assert sum(text.startswith("alice$") for text in found["two_machines.md"]) == 2
     assert len(found["quickstart.md"]) >= 10 and any(item.kind == "python" for item in items_of(ROOT / "docs" / "quickstart.md"))
 
 

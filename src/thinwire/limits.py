@@ -88,9 +88,12 @@ def check_pipeline(config: RunConfig) -> None:
     if batch % config.replicas.count:
         choice = neighbours(batch, config.replicas.count)
         raise ValueError(f"replicas.count is {config.replicas.count}, which does not divide train.batch {batch}; choose {choice}")
-    if (share := config.replica_batch) % pipeline.microbatches:
-        choice, whose = neighbours(share, pipeline.microbatches), "train.batch" if share == batch else "a replica's share of train.batch,"
-        raise ValueError(f"pipeline.microbatches is {pipeline.microbatches}, which does not divide {whose} {share}; choose {choice}")
+    share, choice = config.replica_batch, neighbours(config.replica_batch, pipeline.microbatches)
+    if share % pipeline.microbatches and config.replicas.count > 1:
+        whose = f"a replica's share of train.batch, {share}"
+        raise ValueError(f"pipeline.microbatches is {pipeline.microbatches}, which does not divide {whose}; choose {choice}")
+    if batch % pipeline.microbatches:
+        raise ValueError(f"pipeline.microbatches is {pipeline.microbatches}, which does not divide train.batch {batch}; choose {choice}")
     find_profile(config.link.profile)
     if pipeline.mode == "inprocess" and config.link.profile != "open":
         raise ValueError(

@@ -82,7 +82,9 @@ class Fault:
 
     @property
     def name(self) -> str:
-        return f"{self.replica}-{self.stage}-{self.point}-{self.number}-{self.action}".replace(" ", "_")
+        return f"{f'replica-{self.replica}-' if self.replica else ''}{self.stage}-{self.point}-{self.number}-{self.action}".replace(
+            " ", "_"
+        )
 
 
 class Scene:

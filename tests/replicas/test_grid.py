@@ -162,7 +162,6 @@ def test_a_grid_that_is_asked_to_end_goes_on_with_the_same_bits(config, tmp_path
     ("words", "reason"),
     [
         (("--replicas.count", "2", "--memory.budget", "1GB"), "what an exchange keeps and sends is not planned for"),
-        (("--replicas.count", "2", "--replicas.exchange", "ist:steps=3"), "choose a multiple of the round"),
         (("--replicas.count", "3", "--train.batch", "8"), "replicas.count is 3, which does not divide train.batch 8"),
         (("--replicas.count", "4", "--train.batch", "8", "--replicas.graph", "0-1,2-3"), "not connected"),
         (("--replicas.count", "3", "--train.batch", "6", "--replicas.graph", "0-1:0.7,1-2:0.7"), "not doubly stochastic"),

@@ -107,5 +107,5 @@ def test_nobody_gets_further_ahead_of_a_slow_replica_than_its_method_allows(meth
         done[replica] = step + 1
         lead = max(lead, done[replica] - done[SLOW])
     assert lead <= allowed
-    if allowed > 1:
+    if method.startswith(("local", "ist")):
         assert lead > 1, "nobody got ahead: the others waited in every step"

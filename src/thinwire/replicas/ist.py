@@ -127,11 +127,6 @@ class SubnetOptions(Options):
     def check(self, config: RunConfig) -> None:
         if self.steps < 1:
             raise ValueError(f"ist's steps is {self.steps}; choose at least 1, such as ist:steps=20")
-        if config.train.validate_every % self.steps:
-            raise ValueError(
-                f"train.validate_every is {config.train.validate_every}, and within a round of ist, of {self.steps} steps, a replica has "
-                "only a part of the network; choose a multiple of the round"
-            )
         read_shares(self.shares, config.replicas.count)
 
 
