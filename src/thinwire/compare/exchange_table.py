@@ -37,7 +37,7 @@ def link_cells(standing: Standing, name: str) -> dict[str, str]:
 def preamble(board: Board, facts: Facts) -> list[str]:
     """Write what the table is about."""
     text = (
-        f"{conditions(board, facts)} Losses are those of replica 0. KB (1,000 bytes) are what all workers together send in a step: "
+        f"{conditions(board, facts)} Losses are means over the replicas. KB (1,000 bytes) are what all workers together send in a step: "
         "messages between replicas, payloads of boundaries with ids, and control with its frames; fewer: exchange alone."
     )
     return [text, f"    {facts.line}", *disturbance_text(facts)]
