@@ -44,7 +44,7 @@ def train_over(case: Case, link: str, seed: int, path: Path) -> Row:
 
 
 def learn_together(case: Case, seed: int, path: Path) -> Row:
-    """Make a learning row of replicas, which exist in workers only; losses are those of replica 0."""
+    """Make a learning row of replicas, which exist in workers only; losses are means over the replicas."""
     config, folder = case.learning(seed), run_folder(case, case.name(seed))
     summary, resumed_at = train_in_workers(config, folder)
     row = {
