@@ -1,11 +1,12 @@
 """Does a stage within a memory budget take the time and the memory that were predicted?
 
-    .venv/bin/python bench/budget.py [--rounds 5]     measured against simulated steps: four strategies, slow memory of four rates
-    .venv/bin/python bench/budget.py --rss            peak of the process against the predicted peak, in fresh processes
+    .venv/bin/python bench/budget.py [--rounds 5] [--nap]   measured against simulated steps: four strategies, slow memory of four rates
+    .venv/bin/python bench/budget.py --rss                  peak of the process against the predicted peak, in fresh processes
 
 Time: one stage of 8 real layers, room for the activations of 4 of them, slow memory that is a file held back to a rate. The rate is in
 blocks per forward of a block, as in the table of docs/memory.md. The strategies take turns within a round, and every round begins with
-a plain step, without any limit; its ratio to the simulated ideal says how far the machine is from what the profile saw.
+a plain step, without any limit; its ratio to the simulated ideal says how far the machine is from what the profile saw. With --nap the
+layers sleep instead of computing: hooks, copies and waiting are the real ones, and other work on the machine does little harm.
 Memory: a model of one stage whose activations alone are above 500 MB, trained for a few steps. Both want an otherwise idle machine.
 """
 
@@ -28,21 +29,21 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine_bench import write_results
 from thinwire.codecs import registry
 from thinwire.codecs.base import Context
 from thinwire.config import MemoryConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory import manage
-from thinwire.memory.blocks import Choice, Plan, Profile, Tier
+from thinwire.memory.blocks import Block, Choice, Plan, Profile, Tier
 from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor
 from thinwire.memory.plan import compare, evaluate
 from thinwire.memory.space import base_bytes, floor_bytes
 from thinwire.memory.tier import FileTier
 from thinwire.model.cut import cut_layers
-from thinwire.model.stages import PLAIN, Stage, build_stage
+from thinwire.model.stages import PLAIN, build_stage
 from thinwire.optimizer import StageOptimizer
 from thinwire.pipeline.pipeline import build_codec, build_pipeline
 
@@ -51,6 +52,8 @@ RATES = (0.25, 0.34, 0.5, 1.0)
 """Blocks per forward of a block."""
 STRATEGIES = ("offload all", "recompute all", "capacity only", "hybrid")
 BLOCKS, ROOM, MICROBATCHES = 8, 4, 2
+NAP_SECONDS, NAP_BYTES = 0.05, 4_000_000
+"""Forward and bytes of a block without arithmetic; its backward takes twice as long."""
 TOLERANCE, FASTEST = 0.15, 0.03
 CASES = ((1.0, "hybrid"), (0.75, "hybrid"), (0.6, "hybrid"), (0.6, "recompute"))
 """Budgets as shares of what the stage needs if everything is kept, and who plans; `recompute` recomputes first blocks instead."""
@@ -67,23 +70,58 @@ def timing_config() -> RunConfig:
     )
 
 
+class Nap(torch.autograd.Function):
+    """Take as long as a block's forward and backward would, and keep as many bytes."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor) -> Tensor:
+        time.sleep(NAP_SECONDS)
+        ctx.save_for_backward(torch.empty(NAP_BYTES, dtype=torch.uint8))
+        return stream.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        assert ctx.saved_tensors[0].nbytes == NAP_BYTES
+        time.sleep(2 * NAP_SECONDS)
+        return gradient
+
+
+class NappingStage(nn.Module):
+    """Stand in for a `Stage`: the same hooks and copies, no arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.runner = PLAIN
+
+    def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
+        stream = self.weight.expand(1).clone()
+        with self.runner.microbatch((ids_BT1,)):
+            for _ in range(BLOCKS):
+                stream = self.runner.run(Nap.apply, stream)
+        return (stream,)
+
+
 @dataclass
 class Bench:
     """The stage that is timed, its profile, and one step's input."""
 
-    stage: Stage
+    stage: Any
     profile: Profile
     ids_BT1: Tensor
     gradient: Tensor
 
     @classmethod
-    def make(cls, folder: Path) -> Bench:
+    def make(cls, folder: Path, nap: bool) -> Bench:
+        """Build a stage of real layers and measure it, or one whose times and bytes are known."""
         config = timing_config()
-        codec = build_codec(config)
-        ranges = cut_layers(config.model.layers, 2, config.pipeline.split)
-        stage = build_stage(config.model, ranges, 0, codec, 0)
-        profile = manage.measure(stage, codec, config, folder)
         ids = torch.randint(0, config.model.vocabulary, (2, config.model.context + 1))
+        if nap:
+            blocks = tuple(Block(str(index), NAP_SECONDS, 2 * NAP_SECONDS, NAP_BYTES, 4) for index in range(BLOCKS))
+            return cls(NappingStage(), Profile(blocks, Tier(1.0, 1.0, False), 0, 0, MICROBATCHES), ids, torch.zeros(1))
+        codec = build_codec(config)
+        stage = build_stage(config.model, cut_layers(config.model.layers, 2, config.pipeline.split), 0, codec, 0)
+        profile = manage.measure(stage, codec, config, folder)
         return cls(stage, profile, ids, torch.randn(2, config.model.context, config.model.width).bfloat16() * 1e-3)
 
     def step(self, executor: Executor | None) -> float:
@@ -147,11 +185,11 @@ def follow(bench: Bench, profile: Profile, plan: Plan, speed: float, folder: Pat
     return Executor(bench.stage, courier, MICROBATCHES)
 
 
-def run_times(rounds: int, folder: Path, console: Console) -> None:
+def run_times(rounds: int, folder: Path, nap: bool, console: Console) -> None:
     """Time all strategies at all rates; print and keep the figures."""
     results = []
     for rate in RATES:
-        bench = Bench.make(folder)  # measured anew, so that a machine that changes does less harm
+        bench = Bench.make(folder, nap)  # measured anew, so that a machine that changes does less harm
         results.append(time_rate(bench, rate, rounds, folder))
         found = results[-1]
         table = Table(title=f"{rate} blocks per forward ({found['megabytes_per_second']:.0f} MB/s); plain step {found['plain_ratio']:.2f}x")
@@ -165,7 +203,7 @@ def run_times(rounds: int, folder: Path, console: Console) -> None:
         behind = found["rows"]["hybrid"]["measured"] / best - 1
         found["hybrid_behind"] = behind
         console.print(f"the hybrid is {behind:.1%} behind the fastest: {'as it should be' if behind <= FASTEST else 'too far'}")
-    write_results("memory", results)
+    write_results("memory_nap" if nap else "memory", results)
 
 
 def memory_config(budget: str, folder: str) -> RunConfig:
@@ -249,6 +287,7 @@ def run_memory(folder: Path, console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nap", action="store_true", help="blocks that sleep: right on a busy machine, too")
     parser.add_argument("--rss", action="store_true")
     parser.add_argument("--folder", type=Path, help="where slow memory lies (default: a temporary folder)")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -262,7 +301,7 @@ def main() -> None:
         if arguments.rss:
             run_memory(folder, Console())
         else:
-            run_times(arguments.rounds, folder, Console())
+            run_times(arguments.rounds, folder, arguments.nap, Console())
 
 
 if __name__ == "__main__":
