@@ -175,7 +175,8 @@ class Runner:
             assert cli.main(["keys", str(folder / name)]) == 0
         (folder / "books").mkdir()
         shutil.copyfile(Path(config).parent / "text.txt", folder / "books" / "one.txt")
-        shutil.copytree(ROOT / "docs" / "scoreboard", folder / "docs" / "scoreboard", ignore=shutil.ignore_patterns("plots"))
+        for boards in ("scoreboard", "exchanges"):
+            shutil.copytree(ROOT / "docs" / boards, folder / "docs" / boards, ignore=shutil.ignore_patterns("plots"))
 
     def smaller(self, words: list[str]) -> list[str]:
         """Return the words of a command, made small."""
