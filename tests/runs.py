@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from thinwire import cli
+from thinwire.checkpoint import Saver
 
 CONFIG = """
 [model]
@@ -62,7 +67,22 @@ def write_config(folder: Path, cache: Path) -> str:
     return str(path)
 
 
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Let every snapshot of this process reach the disk: steps this small overtake a slow one, and one that waits gives way to a newer."""
+    save = Saver.save
+
+    def saved(self: Saver, *given: Any, **words: Any) -> None:
+        save(self, *given, **words)
+        with suppress(ValueError):  # a disk that is full is told otherwise
+            self.flush()
+
+    with mock.patch.object(Saver, "save", saved):
+        yield
+
+
 def train(config: str, run: Path, *words: str) -> dict:
     """Run `thinwire train` to its end; return the summary."""
-    assert cli.main(["train", "--config", config, "--run", str(run), "--train.threads", "1", *words]) == 0
+    with unhurried():
+        assert cli.main(["train", "--config", config, "--run", str(run), "--train.threads", "1", *words]) == 0
     return json.loads((run / "summary.json").read_text())

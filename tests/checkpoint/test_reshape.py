@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.support import change_manifest
-from runs import train
+from runs import train, unhurried
 from thinwire import checkpoint, cli
 
 EXACT = ("--train.dtype", "fp64", "--codec.dtype", "fp64", "--model.free_layers", "1", "--train.checkpoint_every", "1")
@@ -22,7 +22,8 @@ def losses(run: Path) -> list[float]:
 
 def go_on(run: Path, steps: int, *words: str) -> dict:
     """Resume a run until a step."""
-    assert cli.main(["train", "--run", str(run), "--resume", "--train.steps", str(steps), *words]) == 0
+    with unhurried():
+        assert cli.main(["train", "--run", str(run), "--resume", "--train.steps", str(steps), *words]) == 0
     return json.loads((run / "summary.json").read_text())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runs import unhurried
 from thinwire import checkpoint, cli
 from thinwire.compare import learn, run, speed, whole
 
@@ -22,7 +23,8 @@ def place(tmp_path, monkeypatch):
 
 
 def compare(config: str, *words: str, code: int = 0) -> None:
-    assert cli.main(["compare", *words, "--config", config, *WORDS]) == code
+    with unhurried():
+        assert cli.main(["compare", *words, "--config", config, *WORDS]) == code
 
 
 def files(folder: str) -> dict[str, tuple[bytes, int]]:
