@@ -96,9 +96,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as scratch:
         _, _, seconds = run(Path(scratch) / "try", TRY_STEPS)
         short = max(TRY_STEPS, int(CALM_SECONDS / (seconds / (TRY_STEPS - 1))))
-        steps = max(20, int(arguments.minutes * 60 / (seconds / (TRY_STEPS - 1)) * 0.8))
         harm = Harm(arguments.every, arguments.seed)
         _, _, first = run(Path(scratch) / "before", short)
+        steps = max(20, int(arguments.minutes * 60 / (first / (short - 1)) * 0.8))
         watched, summary, total = run(Path(scratch) / "faulty", steps, harm)
         _, _, second = run(Path(scratch) / "after", short)
         calm = [seconds / (short - 1) for seconds in (first, second)]
