@@ -118,7 +118,8 @@ def test_teardown_leaves_nothing(failing: bool):
 
 
 OWNER = """
-import subprocess, time
+import signal, subprocess, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background with SIGINT ignored
 from testbed import Path, Testbed
 with Testbed([Path(rate_mbps=20)]) as bed:
     process = bed.popen(0, ["sleep", "300"])

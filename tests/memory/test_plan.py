@@ -36,7 +36,7 @@ def test_the_table(bandwidth):
 
 
 def test_the_table_is_that_of_the_documents():
-    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text().partition("## The table")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d\.\d+) \| (.*) \|$", page, re.MULTILINE)
     assert {float(bandwidth): tuple(cells.split(" | ")) for bandwidth, cells in rows} == {
         bandwidth: (*map(str, times), choices) for bandwidth, (*times, choices) in TABLE.items()
