@@ -100,6 +100,12 @@ def learn(case: Case, seed: int, path: Path) -> Row:
     """Make a learning row."""
     config, folder = case.learning(seed), run_folder(case, case.name(seed))
     summary = finished(folder, config, case.immaterial) or train(config, folder)
+    sent = {f"bytes_per_token_{way}": summary[f"bytes_per_token_{way}"] for way in ("forward", "backward")}
+    return write_learnt(path, case, seed, config, summary, sent, folder / "metrics" / "stage-all.jsonl")
+
+
+def write_learnt(path: Path, case: Case, seed: int, config: RunConfig, summary: Row, sent: Row, metrics: Path) -> Row:
+    """Put a learning row in place: what its run says, what it `sent`, and its curve."""
     row = {
         "spec": case.spec.text,
         "seed": seed,
@@ -108,9 +114,8 @@ def learn(case: Case, seed: int, path: Path) -> Row:
         "tokens": summary["tokens"],
         "val_loss": summary["val_loss"],
         "trainable_parameters": summary["trainable_parameters"],
-        "bytes_per_token_forward": summary["bytes_per_token_forward"],
-        "bytes_per_token_backward": summary["bytes_per_token_backward"],
-        "curve": curve(folder / "metrics" / "stage-all.jsonl", summary),
+        **sent,
+        "curve": curve(metrics, summary),
         "thinwire": __version__,
         "torch": torch.__version__,
     }

@@ -8,7 +8,7 @@ import torch
 
 from thinwire import __version__
 from thinwire.compare.cases import Case
-from thinwire.compare.learn import curve, finished, resumable, run_folder
+from thinwire.compare.learn import curve, finished, resumable, run_folder, write_learnt
 from thinwire.compare.rows import Row, metrics_of_workers, read_lines, write_row
 from thinwire.compare.speed import supervised
 from thinwire.config import RunConfig
@@ -47,18 +47,5 @@ def learn_together(case: Case, seed: int, path: Path) -> Row:
     """Make a learning row of replicas, which exist in workers only; losses are means over the replicas."""
     config, folder = case.learning(seed), run_folder(case, case.name(seed))
     summary, resumed_at = train_in_workers(config, folder)
-    row = {
-        "spec": case.spec.text,
-        "seed": seed,
-        "command": case.command(config),
-        "steps": summary["steps"],
-        "tokens": summary["tokens"],
-        "val_loss": summary["val_loss"],
-        "trainable_parameters": summary["trainable_parameters"],
-        **{f"{case.subject.unit}_{part}": summary["bytes_per_step"][part] for part in case.subject.parts},
-        "resumed_at": resumed_at,
-        "curve": curve(metrics_of_workers(folder, config), summary),
-        "thinwire": __version__,
-        "torch": torch.__version__,
-    }
-    return write_row(path, config, row)
+    sent = {f"{case.subject.unit}_{part}": summary["bytes_per_step"][part] for part in case.subject.parts}
+    return write_learnt(path, case, seed, config, summary, sent | {"resumed_at": resumed_at}, metrics_of_workers(folder, config))
