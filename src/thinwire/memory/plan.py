@@ -30,9 +30,10 @@ def refusal(profile: Profile, budget: int) -> str:
     least = write_size(minimum(profile), up=True)
     largest = max(profile.blocks, key=lambda block: block.all_bytes)
     parts = ", ".join(f"{kind} {write_size(size)}" for kind, size in profile.kinds.items())
+    movable = f", of which {write_size(profile.optimizer_bytes)} can lie in slow memory" if profile.optimizer_bytes else ""
     return (
         f"the memory budget is {write_size(budget)}, this stage needs at least {least}: {write_size(profile.fixed_bytes)} are always there"
-        f"{f' ({parts})' if parts else ''}, and its largest block, {largest.name}, works on {write_size(largest.all_bytes)}; "
+        f"{f' ({parts})' if parts else ''}{movable}, and its largest block, {largest.name}, works on {write_size(largest.all_bytes)}; "
         f"set --memory.budget {least.replace(' ', '')} or more, or cut the model into more stages, the batch into more microbatches"
     )
 
