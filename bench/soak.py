@@ -98,7 +98,7 @@ def main() -> None:
         short = max(TRY_STEPS, int(CALM_SECONDS / (seconds / (TRY_STEPS - 1))))
         harm = Harm(arguments.every, arguments.seed)
         _, _, first = run(Path(scratch) / "before", short)
-        steps = max(20, int(arguments.minutes * 60 / (first / (short - 1)) * 0.8))
+        steps = max(20, int(arguments.minutes * 60 / (first / (short - 1))))  # the outages come on top
         watched, summary, total = run(Path(scratch) / "faulty", steps, harm)
         _, _, second = run(Path(scratch) / "after", short)
         calm = [seconds / (short - 1) for seconds in (first, second)]
