@@ -162,6 +162,7 @@ class StageOptimizer:
                     carry_over(tensor, rotation_KK, axis)
                 elif label in SQUARED_STATE:
                     carry_over(tensor, rotation_KK.square(), axis)
+            self._put_away(name)
 
     def _owner(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         return next(o for o in self.optimizers if any(parameter is p for g in o.param_groups for p in g["params"]))

@@ -166,14 +166,7 @@ def run_epoch(
         return error.with_traceback(None)  # its frames would keep the stage of this epoch alive
     except Stopping as error:
         let_go(neighbours, pipeline, error)
-        if trainer is None:
-            return {"steps": kept.step, "val_loss": None}
-        timer = threading.Timer(AGREE_SECONDS, neighbours.interrupt)
-        timer.start()
-        with suppress(LinkError, TimeoutError):  # the others may be gone already: what is here is whole by itself
-            agree(trainer, neighbours, kept.epoch + 1)
-        timer.cancel()
-        return trainer.end_early()
+        return {"steps": kept.step, "val_loss": None} if trainer is None else end_together(trainer, neighbours, kept.epoch + 1)
     finally:
         close_group()
 
@@ -183,6 +176,16 @@ def let_go(neighbours: Neighbours, pipeline: WorkerPipeline | None, reason: Link
     neighbours.drop(reason)
     if pipeline is not None:
         pipeline.release()
+
+
+def end_together(trainer: Trainer, neighbours: Neighbours, epoch: int) -> dict[str, Any]:
+    """End at once, at the same step as the others if they can still be reached; return the summary."""
+    timer = threading.Timer(AGREE_SECONDS, neighbours.interrupt)
+    timer.start()
+    with suppress(LinkError, TimeoutError):  # the others may be gone already: what is here is whole by itself
+        agree(trainer, neighbours, epoch)
+    timer.cancel()
+    return trainer.end_early()
 
 
 def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:

@@ -93,15 +93,8 @@ class Trainer:
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
-        self.data = (data or open_data(config.data, config.model, config.seed)) if self.first else None
-        about = pipeline.announce(self._describe_data(resume))
+        about = self._agree_on_data(data, resume)
         pipeline.manage_memory(config, folder)
-        self.validation_rows: int = about["validation_rows"]
-        if self.data is not None and about["data"] != self.data.fingerprint:
-            raise ValueError(
-                f"replica {pipeline.replica} reads other data than replica 0 (fingerprints {self.data.fingerprint} and {about['data']}); "
-                "give all replicas the same source and tokenizer"
-            )
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
         pipeline.memory.adopt(self.optimizers)
         trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
@@ -153,12 +146,22 @@ class Trainer:
         if self.position.step >= self.config.train.steps and not anyone:
             raise ValueError(f"{self.folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
 
-    def _describe_data(self, resume: bool) -> dict | None:
-        """Tell the other stages what they need to know of the data that only stage 0 has."""
-        if self.data is None:
-            return None
-        self.validation = validation_batch(self.data, self.config.train.validation_sequences, self.pipeline.microbatch)
-        return {"data": self.data.fingerprint, "validation_rows": len(self.validation), "resume": resume}
+    def _agree_on_data(self, data: Data | None, resume: bool) -> dict:
+        """Open the data where it is needed, on first stages; return what replica 0 tells all others of it."""
+        config = self.config
+        self.data = (data or open_data(config.data, config.model, config.seed)) if self.first else None
+        told = None
+        if self.data is not None:
+            self.validation = validation_batch(self.data, config.train.validation_sequences, self.pipeline.microbatch)
+            told = {"data": self.data.fingerprint, "validation_rows": len(self.validation), "resume": resume}
+        about = self.pipeline.announce(told)
+        if self.data is not None and about["data"] != self.data.fingerprint:
+            raise ValueError(
+                f"replica {self.pipeline.replica} reads other data than replica 0 (fingerprints {self.data.fingerprint} and "
+                f"{about['data']}); give all replicas the same source and tokenizer"
+            )
+        self.validation_rows: int = about["validation_rows"]
+        return about
 
     def _write_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -284,8 +287,8 @@ class Trainer:
     def _meters(self, seconds: float) -> dict[str, float]:
         """Return the figures of a step that concern time and traffic."""
         traffic, train = self.pipeline.traffic, self.config.train
-        spans = self.pipeline.waits.take_seconds()
-        spans["wait_seconds"] += self.pipeline.peers.take_wait()
+        spans, peers = self.pipeline.waits.take_seconds(), self.pipeline.peers
+        spans["wait_seconds"] += peers.take_wait()
         return {
             "seconds": self.position.seconds,
             "tokens": self.position.step * train.batch * self.config.model.context,
@@ -294,6 +297,7 @@ class Trainer:
             "compute_seconds": seconds - sum(spans.values()),
             **spans,
             **{name: value for stage in self.pipeline.stages for name, value in stage.figures().items()},
+            **({"exchange_bytes": peers.take_sent()} if peers.count > 1 else {}),
             **{f"exchange_{name}": value for name, value in self.exchange.figures.items()},
             **self.pipeline.link_figures(seconds),
         }

@@ -114,6 +114,15 @@ def test_meetings_are_timed_over_whole_periods(config, words, steps, counted):
     assert total == steps and list(range(total))[chosen] == counted
 
 
+@pytest.mark.parametrize("text, plain", [("local:steps=4,warmup=8,rate=1.0", "local:steps=4,rate=1.0"), ("powersgd:warmup=5", "powersgd")])
+def test_first_steps_that_travel_whole_are_timed_as_such(config, text, plain):
+    """They take the time of the reference; what is measured are the others."""
+    (case,) = cases(config, "--exchange", text, "--steps", "40")
+    assert case.warmup in (8, 5) and case.learning(0).replicas.exchange == text
+    assert case.timed("dsl_2mbps", 8).replicas.exchange == plain
+    assert case.meeting == (4 if text.startswith("local") else 1)
+
+
 def test_notes_tell_what_figures_do_not_show():
     learnt = {"bytes_per_step_exchange": 100.0, "resumed_at": 0}
     timed = {"turns": [{"bytes_per_step": {"exchange": 120.0}}]}

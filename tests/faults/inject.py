@@ -356,10 +356,14 @@ def order(folder: Path, stage: int, number: int, action: str, amount: float = 0.
 def train(seat: Seat, say: Say, stop: Stop, faults: list[dict[str, Any]], struck: str, **arguments: Any) -> dict[str, Any]:
     """Train as `launch.train` does, with faults; say first which process this is."""
     say({"pid": os.getpid()})
+
+    def timed(message: dict[str, Any]) -> None:
+        say(message | {"at": time.monotonic()})  # one clock for all processes of a machine
+
     scene = Scene(seat.stage, Path(struck), Path(arguments["run"]), replica=seat.replica)
     arm([Fault(**fault) for fault in faults], scene)
     threading.Thread(target=obey, args=(scene,), daemon=True).start()
-    return launch.train(seat, say, stop, **arguments)
+    return launch.train(seat, timed, stop, **arguments)
 
 
 def given(faults: list[Fault], struck: Path) -> dict[str, Any]:
@@ -369,11 +373,16 @@ def given(faults: list[Fault], struck: Path) -> dict[str, Any]:
 
 
 def train_with(
-    words: list[str], faults: list[Fault], struck: Path, heard: list[tuple[int, dict]] | None = None, hear: Hear | None = None
+    words: list[str],
+    faults: list[Fault],
+    struck: Path,
+    heard: list[tuple[int, dict]] | None = None,
+    hear: Hear | None = None,
+    steps: list[tuple[Place, dict]] | None = None,
 ) -> dict[str, Any]:
     """Run `thinwire train` in workers that meet these faults; return its summary.
 
-    `heard` gets what stages say besides their steps, `hear` is told everything.
+    `heard` gets what stages say besides their steps, `steps` their steps, `hear` is told everything.
     """
     command: TrainCommand = parse_train([*words, "--pipeline.mode", "workers"])
     arguments = {"run": str(command.run), "resume": command.resume, **given(faults, struck)}
@@ -381,6 +390,8 @@ def train_with(
     def listen(place: Place, message: dict[str, Any]) -> None:
         if heard is not None and "step" not in message:
             heard.append((place.stage, message | {"at": time.monotonic()}))
+        if steps is not None and "step" in message:
+            steps.append((place, message))
         if hear is not None:
             hear(place.stage, message)
 

@@ -17,8 +17,12 @@ from runs import train
 from thinwire.checkpoint import weights_sha256
 from thinwire.config import RunConfig
 from thinwire.memory import manage
-from thinwire.memory.blocks import Plan
-from thinwire.memory.plan import minimum
+from thinwire.memory.blocks import Plan, Profile, alike
+from thinwire.memory.live import Live
+from thinwire.memory.plan import make_plan, minimum
+from thinwire.memory.shelf import moved
+from thinwire.memory.space import base_bytes, floor_bytes
+from thinwire.memory.update import scratch_bytes
 from thinwire.optimizer import StageOptimizer
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 
@@ -125,9 +129,49 @@ def test_the_planner_takes_this_way_when_nothing_else_fits(config, tmp_path, cap
     assert resumed["weights_sha256"] == longer["weights_sha256"]
 
 
-def test_the_minimum_counts_what_a_checkpoint_needs(tmp_path):
-    config = tiny(vocabulary=997)
+def measured(config: RunConfig, folder, index: int = 1) -> tuple[Pipeline, Profile]:
     pipeline = build_pipeline(config, torch.device("cpu"))
-    profile = manage.measure(pipeline.stages[1], pipeline.codec, config, tmp_path)
-    assert profile.saving_bytes <= minimum(profile) < minimum(replace(profile, optimizer_bytes=0))
-    assert profile.slim.fixed_bytes == profile.fixed_bytes - profile.kinds["optimizer"] == sum(profile.slim.kinds.values())
+    return pipeline, manage.measure(pipeline.stages[index], pipeline.codec, config, folder)
+
+
+def test_the_minimum_counts_what_a_checkpoint_needs(tmp_path):
+    _, profile = measured(tiny(vocabulary=997), tmp_path)
+    saving = profile.fixed_bytes - profile.kinds["gradients"] - profile.kinds["working memory"]
+    assert saving <= profile.slim_between_bytes <= minimum(profile) < minimum(replace(profile, optimizer_bytes=0))
+    assert profile.slim.fixed_bytes == profile.fixed_bytes - profile.optimizer_bytes == sum(profile.slim.kinds.values())
+    assert 0 < profile.slim.kinds["optimizer"] < 0.2 * profile.kinds["optimizer"]  # what is small stays
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_minimum_counts_the_update_of_one_large_parameter(tmp_path, kind):
+    """The first stage is almost all embedding: its state comes back as a whole, which is more than the activations that have gone."""
+    config = tiny("dense", vocabulary=40_000)
+    config = replace(config, train=replace(config.train, optimizer=kind))
+    _, profile = measured(config, tmp_path, index=0)
+    slim = profile.slim
+    floor = base_bytes(slim, 1) + floor_bytes(slim.blocks, alike("offload", len(slim.blocks)))
+    assert floor < minimum(profile) == slim.between_bytes  # without the update it would have been less
+    plan = make_plan(profile, minimum(profile))
+    assert plan.optimizer_out and plan.most_bytes == minimum(profile)
+    with pytest.raises(ValueError, match="between steps"):
+        make_plan(profile, minimum(profile) - 1)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_what_an_update_takes_is_what_was_predicted(tmp_path, kind):
+    config = tiny("subspace", vocabulary=997)
+    config = replace(config, train=replace(config.train, optimizer=kind))
+    pipeline, optimizers = trained(config, 1, tmp_path)
+    memory, optimizer = pipeline.memory.stages[1], optimizers[1]
+    pipeline.step(random_ids(config.model, 4, seed=1), 1, 4)
+    stage = pipeline.stages[1]
+    there = [*stage.parameters(), *(parameter.grad for parameter in stage.parameters()), *stage.buffers()]
+    states = [tensor for each in optimizer.optimizers for state in each.state.values() for tensor in state.values()]
+    with Live(there + [tensor for tensor in states if tensor.numel()]) as live:  # beside what is small and stays
+        optimizer.step(1.0, 0.5)
+    sizes, scratch = optimizer.state_sizes(), scratch_bytes(stage, config.train)
+    predicted = max(mine + sum(moved([each])) for mine, each in zip(scratch, sizes, strict=True))
+    assert 0.95 * predicted < live.peak <= predicted
+    rest = sum(size for name, size in memory.profile.kinds.items() if name != "working memory")
+    assert rest + live.peak <= memory.profile.between_bytes
+    pipeline.memory.close()

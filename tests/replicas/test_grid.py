@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 GRID = ("--pipeline.mode", "workers", "--replicas.count", "2", "--train.batch", "8")
 DOUBLE = ("--train.dtype", "fp64", "--train.clip", "0.5")
 METHODS = ("allreduce", "hybrid", "powersgd:rank=2", "threshold:density=0.1", "gravac", "powergossip", "local:steps=2", "ist:steps=2")
+METHODS += ("local:steps=2,warmup=3",)
 QUICK = ("powersgd:rank=2", "local:steps=2")
 
 

@@ -87,6 +87,35 @@ def test_replicas_are_the_same_to_the_bit_after_a_meeting(packing, graph):
             assert 0 < results[0][1].figures["agreement"] <= 1.01
 
 
+def test_gradients_are_averaged_in_warm_up_and_replicas_part_from_there():
+    spec = "local:steps=2,rate=1.0,momentum=0.0,packing=fp32,warmup=3"
+
+    def task(peers):
+        named = beginning(torch.float64)
+        method = build(configured(spec, 7), peers, named)
+        for step in range(7):
+            gradients = {name: update(tensor, step, peers.index) for name, tensor in named.items()}
+            method.gradients(gradients, step)
+            for name, tensor in named.items():
+                tensor.add_(gradients[name])
+            method.commit()
+            if step == 2:
+                start = {name: tensor.clone() for name, tensor in named.items()}
+            if step == 3:  # from here to the meeting two updates of its own, of which the first is in `named` already
+                assert all(torch.equal(method.state[f"anchor/{name}"], start[name]) for name in start)
+            method.parameters(named, None, step)
+            method.commit()
+        meetings = [step for step in range(7) if method.talks_after(step)]
+        return named, [step for step in range(7) if method.talks_before(step)], meetings
+
+    results = together(3, task)
+    for name, start in beginning(torch.float64).items():
+        expected = start + sum(update(start, step, replica) for step in range(7) for replica in range(3)) / 3
+        for named, before, after in results:
+            torch.testing.assert_close(named[name], expected, rtol=0, atol=1e-14)
+            assert before == [0, 1, 2] and after == [3, 5, 6]
+
+
 def test_int8_stays_close_to_exact_numbers_and_sends_a_quarter():
     exact, packed = (trained(configured(f"local:steps=2,packing={packing}", 100), 6, torch.float32) for packing in ("fp32", "int8"))
     start = beginning(torch.float32)["matrix"]
@@ -153,6 +182,7 @@ def test_when_replicas_meet():
         ("local:rate=0.0", "rate is 0.0"),
         ("local:momentum=1.0", "momentum is 1.0"),
         ("local:packing=x", "x"),
+        ("local:warmup=-1", "warmup is -1"),
     ],
 )
 def test_bad_options_are_refused(spec, word):

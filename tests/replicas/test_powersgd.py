@@ -284,7 +284,7 @@ def test_ranks_that_gain_nothing_are_refused(rank):
 
 
 def test_first_steps_travel_whole_where_asked():
-    config = RunConfig(replicas=ReplicasConfig(count=2, exchange="powersgd:rank=2,start=1"))
+    config = RunConfig(replicas=ReplicasConfig(count=2, exchange="powersgd:rank=2,warmup=1"))
     gradients = [{"matrix": torch.randn(20, 15, generator=torch.Generator().manual_seed(replica))} for replica in range(2)]
 
     def task(peers):

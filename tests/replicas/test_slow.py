@@ -1,4 +1,7 @@
-"""One replica on a line ten times slower: how far the others get ahead of it, method by method (docs/exchanges.md)."""
+"""One replica on a line ten times slower: how far the others get ahead of it, method by method (docs/exchanges.md).
+
+First at the seam, four replicas that only exchange; then in worker processes, two replicas of two stages over held back links.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from faults.inject import Fault, train_with
 from replicas.together import together
 from thinwire.config import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
+from thinwire.link.roster import Place
 from thinwire.model.cut import StagePlan
 from thinwire.replicas.exchange import build
 
@@ -109,3 +114,30 @@ def test_nobody_gets_further_ahead_of_a_slow_replica_than_its_method_allows(meth
     assert lead <= allowed
     if method.startswith(("local", "ist")):
         assert lead > 1, "nobody got ahead: the others waited in every step"
+
+
+LINE_MBPS = 4.0
+ROUND = 3
+IN_WORKERS = {"powersgd:rank=2": 1, "hybrid": 1, "threshold:density=0.1": 1, "gravac": 1, "powergossip": 1, "allreduce": 1}
+IN_WORKERS |= {f"local:steps={ROUND}": ROUND, f"ist:steps={ROUND}": ROUND}
+QUICK = ("powersgd:rank=2", f"local:steps={ROUND}")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in IN_WORKERS])
+def test_in_workers_too(config, tmp_path, method):
+    """All agree on every step at which replicas meet, in gossip too; between meetings the fast one goes on alone."""
+    words = ["--config", config, "--run", str(tmp_path / "run"), "--replicas.count", "2", "--train.batch", "8", "--codec.name", "dense"]
+    words += ["--replicas.exchange", method, "--train.validate_every", "0", "--link.profile", f"{LINE_MBPS:g}mbps"]
+    slow = [Fault(stage, "restore", 1, "rate", LINE_MBPS / 10, replica=1) for stage in range(2)]
+    steps: list[tuple[Place, dict]] = []
+    summary = train_with(words, slow, tmp_path / "struck", steps=steps)
+    done, lead = [0, 0], 0
+    for place, message in sorted(steps, key=lambda said: said[1]["at"]):
+        if place.stage == 0:
+            done[place.replica] = message["step"]
+            lead = max(lead, done[0] - done[1])
+    assert done == [6, 6] and summary["weights_sha256"][:2] == summary["weights_sha256"][2:]
+    assert lead <= IN_WORKERS[method]
+    if IN_WORKERS[method] > 1:
+        assert lead > 1, "the fast replica waited in every step"

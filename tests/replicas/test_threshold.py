@@ -65,7 +65,9 @@ def test_it_is_found_by_name_with_its_options():
     assert alone().talks_before(0) and not alone().talks_after(0)
 
 
-@pytest.mark.parametrize("options", [{"density": 0.0}, {"density": 1.5}, {"density": math.nan}, {"lifespan": 0}, {"slack": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"density": 0.0}, {"density": 1.5}, {"density": math.nan}, {"lifespan": 0}, {"slack": 1.0}, {"warmup": -1}]
+)
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(ValueError, match=f"threshold: {next(iter(options))} is .*; choose"):
         ThresholdOptions(**options).check(RunConfig())
@@ -237,6 +239,14 @@ def test_bytes_are_those_of_the_values_sent_and_of_the_rest_whole():
         assert packed == (1 + 3 + 9 + 8 * 8) + (1 + 2 + 4 + 3 * 8)
         assert density == pytest.approx(11 / 1088)
         assert sent == packed + (5 * 5 + 300) * 8  # two shots between two replicas: every value leaves once
+
+
+def test_first_steps_travel_whole_where_asked():
+    for exchange, given in together(2, lambda peers: train(peers, 3, warmup=2)):
+        for step in range(2):
+            for name, found in given[step].items():
+                torch.testing.assert_close(found, (gradients(0, step)[name] + gradients(1, step)[name]) / 2)
+        assert int(given[2]["wide"].count_nonzero()) <= 2 * 8 and int(exchange.state["steps"]) == 1  # 8 of each replica
 
 
 def test_an_abandoned_step_leaves_no_trace():

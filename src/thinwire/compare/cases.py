@@ -12,13 +12,14 @@ from typing import Any
 from thinwire.codecs import registry
 from thinwire.codecs.base import LossyOptions
 from thinwire.compare.command import OURS, CompareCommand
-from thinwire.compare.exchanges import identity, meeting_every, refuse_wrong_replicas
+from thinwire.compare.exchanges import compressed, identity, meeting_every, refuse_wrong_replicas
 from thinwire.compare.spec import Spec, parse_spec
 from thinwire.compare.subject import CODECS, EXCHANGES, Subject
 from thinwire.config import RunConfig
 from thinwire.configfile import flatten, from_table, load, near, to_toml
 from thinwire.limits import check
 from thinwire.pipeline.pipeline import build_codec
+from thinwire.replicas.exchange import without_warmup
 from thinwire.settings import chosen_codec, parse, resolve, scan
 
 EQUAL = {"train.batch", "train.validation_sequences", "model.context", "model.vocabulary", "data.cache"}
@@ -45,6 +46,8 @@ class Case:
     @property
     def warmup(self) -> int:
         """Return how many steps at the start cross uncompressed."""
+        if self.subject is EXCHANGES:
+            return without_warmup(self.config.replicas.exchange)[1]
         return self.config.codec.warmup if isinstance(self.config.codec, LossyOptions) else 0
 
     @property
@@ -103,8 +106,10 @@ class Case:
         """Return the settings of a speed measurement: nothing but steps, and those of the compressed phase."""
         config = self.over(link, self.config.seed)
         short = replace(config.train, steps=steps, validate_every=0, checkpoint_every=0, validation_sequences=1)
-        codec = replace(config.codec, warmup=0) if self.warmup else config.codec
-        return replace(config, train=short, codec=codec)
+        config = replace(config, train=short)
+        if self.subject is EXCHANGES:
+            return compressed(config)
+        return replace(config, codec=replace(config.codec, warmup=0)) if self.warmup else config
 
     def command(self, config: RunConfig) -> str:
         """Write the `thinwire train` line that has these settings."""

@@ -10,7 +10,7 @@ from thinwire.codecs.base import LossyOptions
 from thinwire.compare.score import Entry, mean
 from thinwire.compare.subject import CODECS, Subject
 from thinwire.config import RunConfig
-from thinwire.replicas.exchange import read_exchange
+from thinwire.replicas.exchange import read_exchange, without_warmup
 from thinwire.replicas.graph import make_graph
 from thinwire.replicas.peers import Peers
 
@@ -35,9 +35,14 @@ def refuse_wrong_replicas(config: RunConfig, subject: Subject) -> None:
 
 def meeting_every(config: RunConfig) -> int:
     """Return how many steps go from one meeting of the replicas to the next, or to the end of the run, which is one too."""
-    kind, options = read_exchange(config.replicas.exchange)
+    kind, options = read_exchange(without_warmup(config.replicas.exchange)[0])
     asked = kind(options, config, Peers(0, make_graph("complete", 1), {}), {})  # nothing is exchanged: it is only asked
     return next(step + 1 for step in range(config.train.steps) if asked.talks_before(step) or asked.talks_after(step))
+
+
+def compressed(config: RunConfig) -> RunConfig:
+    """Return the settings without first steps in which gradients travel whole."""
+    return replace(config, replicas=replace(config.replicas, exchange=without_warmup(config.replicas.exchange)[0]))
 
 
 def identity(config: RunConfig) -> tuple[RunConfig, Any]:
@@ -58,7 +63,7 @@ def notes(entry: Entry, meeting: int, validate_every: int) -> Iterator[str]:
         yield f"`{entry.label}` was interrupted: its bytes are those from step {max(resumed)} on."
     timed = mean([turn["bytes_per_step"]["exchange"] for row in entry.speed.values() for turn in row["turns"]])
     learnt = mean([row["bytes_per_step_exchange"] for row in entry.learn])
-    if timed and learnt and not 1 / OFF < timed / learnt < OFF:
+    if timed and learnt and not entry.warmup and not 1 / OFF < timed / learnt < OFF:
         yield (
             f"`{entry.label}` exchanged {timed / learnt:.1f} times the bytes of its learning rows in its short timed runs, which begin "
             "and end differently: its times may be off; --end-to-end measures them."

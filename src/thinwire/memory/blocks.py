@@ -47,6 +47,11 @@ class Tier:
     duplex: bool
     """Whether copies out and copies in run at once."""
 
+    @property
+    def usable(self) -> bool:
+        """Whether anything can be moved there and back."""
+        return min(self.out_bytes_per_second, self.in_bytes_per_second) > 0
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -62,19 +67,19 @@ class Profile:
     """Microbatches of a step."""
     optimizer_bytes: int = 0
     """What of `fixed_bytes` could be offloaded between steps."""
+    between_bytes: int = 0
+    """The most that is there between two steps, when activations are not: in the optimizer's update."""
+    slim_between_bytes: int = 0
+    """The same with optimizer state offloaded: in the update or in a checkpoint, which wants all of it."""
     kinds: Mapping[str, int] = field(default_factory=dict)
     """`fixed_bytes` by kind, such as parameters or gradients."""
 
     @property
     def slim(self) -> Profile:
         """The same stage with its optimizer state in slow memory between updates."""
-        kinds = {kind: 0 if kind == "optimizer" else size for kind, size in self.kinds.items()}
-        return replace(self, fixed_bytes=self.fixed_bytes - self.optimizer_bytes, optimizer_bytes=0, kinds=kinds)
-
-    @property
-    def saving_bytes(self) -> int:
-        """What a checkpoint needs in memory: all state at once, but no gradients and nothing to work with."""
-        return self.fixed_bytes - self.kinds.get("gradients", 0) - self.kinds.get("working memory", 0)
+        kinds = {kind: size - self.optimizer_bytes if kind == "optimizer" else size for kind, size in self.kinds.items()}
+        fixed = self.fixed_bytes - self.optimizer_bytes
+        return replace(self, fixed_bytes=fixed, optimizer_bytes=0, between_bytes=self.slim_between_bytes, kinds=kinds)
 
     def under(self, plan: Plan) -> Profile:
         """Return the stage as a plan sees it."""
@@ -89,13 +94,20 @@ class Plan:
     in_flight: int
     """Microbatches whose activations are alive at once."""
     peak_bytes: int
-    """Everything the stage holds at its fullest moment."""
+    """Everything the stage holds at the fullest moment of forward and backward."""
     seconds: float
     """Predicted time of a step's computation with this plan."""
     ideal_seconds: float
     """The same if memory were no limit."""
     optimizer_out: bool = False
     """Whether optimizer state lies in slow memory between updates."""
+    between_bytes: int = 0
+    """Everything the stage holds at the fullest moment between two steps."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Everything the stage ever holds at once."""
+        return max(self.peak_bytes, self.between_bytes)
 
 
 def alike(choice: Choice, count: int) -> Choices:

@@ -130,7 +130,7 @@ def report(command: MemoryCommand, profile: Profile, console: Console) -> None:
 
 def whole_bytes(profile: Profile, depth: int) -> int:
     """Return what a stage uses if everything is kept."""
-    return base_bytes(profile, depth) + depth * sum(block.all_bytes for block in profile.blocks)
+    return max(profile.between_bytes, base_bytes(profile, depth) + depth * sum(block.all_bytes for block in profile.blocks))
 
 
 def picture(profile: Profile, plan: Plan, line: Timeline, budget: int, path: Path) -> str:

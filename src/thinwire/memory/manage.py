@@ -21,7 +21,7 @@ from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor, block_names
 from thinwire.memory.plan import make_plan
 from thinwire.memory.profile import measure_stage, slow_folder
-from thinwire.memory.shelf import Shelf, shelf_bytes
+from thinwire.memory.shelf import Shelf, moved, shelf_bytes
 from thinwire.memory.sizes import read_size
 from thinwire.memory.space import base_bytes
 from thinwire.memory.tier import lies_in_memory, measure_tier, open_tier
@@ -83,8 +83,9 @@ class StageMemory:
         if self.profile is None or self.plan is None:
             return kinds | {"peak": sum(kinds.values()), "budget": None}
         kinds["working_memory"] = self.profile.kinds["working memory"]
-        peak = sum(kinds.values()) - (kinds["optimizer"] if self.plan.optimizer_out else 0)
-        planned = {"planned_peak": self.plan.peak_bytes, "choices": list(self.plan.choices), "in_flight": courier.in_flight}
+        away = kinds["optimizer"] - self.profile.kinds["optimizer"] if self.plan.optimizer_out else 0
+        peak = max(self.plan.between_bytes, sum(kinds.values()) - away)
+        planned = {"planned_peak": self.plan.most_bytes, "choices": list(self.plan.choices), "in_flight": courier.in_flight}
         return kinds | {"peak": peak, "budget": self.budget, **planned, "optimizer_out": self.plan.optimizer_out}
 
 
@@ -140,7 +141,7 @@ def limit(stage: Stage, codec: Codec, config: RunConfig, profile: Profile, plan:
     budget, device, profile = read_size(config.memory.budget), stage.cosine_TS.device, profile.under(plan)
     activations = slow_bytes(profile.blocks, plan.choices, in_flight)
     states = StageOptimizer(stage, config.train).state_sizes() if plan.optimizer_out else []
-    size = activations + shelf_bytes([size for sizes in states for size in sizes])
+    size = activations + shelf_bytes(moved(states))
     folder = slow_folder(config, run)
     if size and device.type == "cpu" and lies_in_memory(folder):
         print(

@@ -33,7 +33,8 @@ def refusal(profile: Profile, budget: int) -> str:
     movable = f", of which {write_size(profile.optimizer_bytes)} can lie in slow memory" if profile.optimizer_bytes else ""
     return (
         f"the memory budget is {write_size(budget)}, this stage needs at least {least}: {write_size(profile.fixed_bytes)} are always there"
-        f"{f' ({parts})' if parts else ''}{movable}, and its largest block, {largest.name}, works on {write_size(largest.all_bytes)}; "
+        f"{f' ({parts})' if parts else ''}{movable}, its largest block, {largest.name}, works on {write_size(largest.all_bytes)}, "
+        f"and between steps {write_size(min(profile.between_bytes, profile.slim_between_bytes))} are there at least; "
         f"set --memory.budget {least.replace(' ', '')} or more, or cut the model into more stages, the batch into more microbatches"
     )
 
@@ -41,7 +42,7 @@ def refusal(profile: Profile, budget: int) -> str:
 def best_plan(profile: Profile, budget: int, depth: int) -> Plan | None:
     """Return the fastest plan, with optimizer state in slow memory only if none fits otherwise; None if none fits at all."""
     plan = fastest(profile, budget, depth)
-    if plan is not None or not profile.optimizer_bytes or profile.saving_bytes > budget:
+    if plan is not None or not profile.optimizer_bytes or not profile.tier.usable:
         return plan
     plan = fastest(profile.slim, budget, depth)
     rates = profile.tier.out_bytes_per_second, profile.tier.in_bytes_per_second
@@ -96,16 +97,16 @@ def choices_of(strategy: str, profile: Profile, in_flight: int, budget: int) -> 
 
 def strategy_minimum(profile: Profile, strategy: str) -> int:
     """Return the smallest budget with which a strategy gets through, one microbatch at a time."""
-    return base_bytes(profile, 1) + floor_bytes(profile.blocks, shapes(strategy, len(profile.blocks))[-1])
+    return max(profile.between_bytes, base_bytes(profile, 1) + floor_bytes(profile.blocks, shapes(strategy, len(profile.blocks))[-1]))
 
 
 def evaluate(profile: Profile, choices: Sequence[Choice], in_flight: int, budget: int, depth: int = 1) -> Plan | None:
     """Return what choices cost in a whole step, or None if they do not fit."""
     line = simulate(profile, choices, in_flight, budget)
-    if line is None:
+    if line is None or profile.between_bytes > budget:
         return None
     seconds = max(line.seconds, bubble_seconds(profile, in_flight, depth))
-    return Plan(tuple(choices), in_flight, line.peak_bytes, seconds, ideal_seconds(profile))
+    return Plan(tuple(choices), in_flight, line.peak_bytes, seconds, ideal_seconds(profile), between_bytes=profile.between_bytes)
 
 
 def ideal_seconds(profile: Profile) -> float:
@@ -124,8 +125,9 @@ def bubble_seconds(profile: Profile, in_flight: int, depth: int) -> float:
 
 def minimum(profile: Profile) -> int:
     """Return the smallest budget that any plan meets."""
-    offload = min(profile.tier.out_bytes_per_second, profile.tier.in_bytes_per_second) > 0
+    offload = profile.tier.usable
     # With offload nothing but the block at work need be there; every plan needs that.
     choices = alike("offload" if offload else "recompute", len(profile.blocks))
     least = base_bytes(profile, 1) + floor_bytes(profile.blocks, choices)
-    return min(least, max(profile.saving_bytes, least - profile.optimizer_bytes)) if offload else least
+    whole, slim = max(least, profile.between_bytes), max(least - profile.optimizer_bytes, profile.slim_between_bytes)
+    return min(whole, slim) if offload and profile.optimizer_bytes else whole

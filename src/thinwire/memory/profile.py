@@ -25,9 +25,12 @@ from thinwire.memory.blocks import Block, Profile, Tier
 from thinwire.memory.execute import block_names, held, lasting
 from thinwire.memory.live import Live
 from thinwire.memory.parcel import Parcel, address
+from thinwire.memory.shelf import moved
 from thinwire.memory.tier import CHUNK, measure_tier
+from thinwire.memory.update import between_steps
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Runner, Stage, build_stage
+from thinwire.optimizer import StageOptimizer
 from thinwire.pipeline.stage import EngineModule, example_inputs
 
 RUNS = 3
@@ -131,13 +134,16 @@ def measure_stage(stage: Stage, codec: Codec, config: RunConfig, tier: Tier) -> 
     blocks = tuple(block_of(name, found, observer.found, working) for name, found in zip(block_names(stage), observer.found, strict=True))
     kinds = always_there(stage, codec, config)
     kinds["working memory"] = working + CHUNK
+    between, slim_between = between_steps(stage, config.train, kinds)
     return Profile(
         blocks,
         tier,
         fixed_bytes=sum(kinds.values()),
         payload_bytes=wire_of(stage, codec, config).flight_bytes + observer.ends.size,
         microbatches=config.pipeline.microbatches,
-        optimizer_bytes=kinds["optimizer"],
+        optimizer_bytes=sum(moved(StageOptimizer(stage, config.train).state_sizes())),
+        between_bytes=between,
+        slim_between_bytes=slim_between,
         kinds=kinds,
     )
 

@@ -6,6 +6,8 @@ or does not answer is told of in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,11 @@ class Shelf:
         del self._away[name]
 
 
-def shelf_bytes(sizes: list[int]) -> int:
+def moved(states: Iterable[Iterable[int]]) -> list[int]:
+    """Return the sizes, of those of all parameters' state, that are worth the way."""
+    return [size for sizes in states for size in sizes if size >= ALIGNMENT]
+
+
+def shelf_bytes(sizes: Iterable[int]) -> int:
     """Return the room that tensors of these sizes take in a tier."""
-    return sum(aligned(size) for size in sizes if size >= ALIGNMENT)
+    return sum(map(aligned, sizes))

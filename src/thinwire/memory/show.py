@@ -49,7 +49,7 @@ def sentence(plan: Plan, budget: int) -> str:
     counts = [f"{plan.choices.count(choice)} {words[choice]}" for choice in CHOICES if choice in plan.choices]
     return (
         f"{len(plan.choices)} blocks: {', '.join(counts)}; {plan.in_flight} microbatch{'es' * (plan.in_flight > 1)} in flight; "
-        f"predicted peak {write_size(plan.peak_bytes)} of {write_size(budget)}, predicted slow-down {slow_down(plan)}"
+        f"predicted peak {write_size(plan.most_bytes)} of {write_size(budget)}, predicted slow-down {slow_down(plan)}"
     )
 
 
@@ -89,7 +89,7 @@ def kinds(profile: Profile, plan: Plan) -> dict[str, int]:
 
 def kind_table(profile: Profile, plan: Plan, budget: int) -> Table:
     """List where the memory goes at the peak."""
-    table = Table(title="Memory at the predicted peak")
+    table = Table(title="Memory at the predicted peak of forward and backward")
     table.add_column("kind")
     table.add_column("bytes", justify="right")
     table.add_column("share", justify="right")
@@ -97,6 +97,7 @@ def kind_table(profile: Profile, plan: Plan, budget: int) -> Table:
         table.add_row(kind, write_size(size), f"{100 * size / plan.peak_bytes:.0f} %")
     table.add_section()
     table.add_row("peak", write_size(plan.peak_bytes), "100 %", style="bold")
+    table.add_row("between steps", write_size(plan.between_bytes), f"{100 * plan.between_bytes / plan.peak_bytes:.0f} %")
     table.add_row("budget", write_size(budget), f"{100 * budget / plan.peak_bytes:.0f} %")
     return table
 
@@ -113,7 +114,7 @@ def strategy_table(profile: Profile, plans: Mapping[str, Plan | None]) -> Table:
             table.add_row(name, "does not fit", "", f"at least {write_size(strategy_minimum(profile, name), up=True)}", style="dim")
             continue
         letters = Text.assemble(*((choice[0], STYLES[choice]) for choice in plan.choices))
-        cells = slow_down(plan), f"{plan.seconds:,.3f}", write_size(plan.peak_bytes), str(plan.in_flight)
+        cells = slow_down(plan), f"{plan.seconds:,.3f}", write_size(plan.most_bytes), str(plan.in_flight)
         table.add_row(name, *cells, letters, style="bold" if name == "hybrid" else "")
     table.caption = "k keep, r recompute, o offload; the hybrid is what is run"
     return table

@@ -22,7 +22,7 @@ from thinwire.pipeline.backend import boundary_contract, boundary_port, open_gro
 from thinwire.pipeline.copies import Copies
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.meter import Traffic
-from thinwire.pipeline.neighbours import Neighbours
+from thinwire.pipeline.neighbours import Links, Neighbours
 from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.pipeline import build_codec, gradient_of
 from thinwire.pipeline.schedule import ScheduleName, check_bounded, depths, within
@@ -60,26 +60,9 @@ class WorkerPipeline:
         stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
         self.stages = [stage]
         self.microbatch = config.microbatch
-        form = (self.microbatch, config.model.context)
-        before, behind = self.codec.at(ranges[index].start), self.codec.at(ranges[index].stop)
-        joined = neighbours.joined(config)
-        links = neighbours.open(
-            config,
-            {
-                place: boundary_contract(
-                    behind if side > 0 else before, *form, config.pipeline.microbatches, downstream=side > 0, epoch=epoch
-                )
-                for side, place in neighbours.place.sides(len(ranges)).items()
-            }
-            | dict.fromkeys(joined.values(), exchange_contract(epoch)),
-        )
+        links = self._open_links(stage, epoch)
         self.peers = join_peers(config, self.replica, links, stage)
         self.control = join_control(links, self.peers.graph, self.replica)
-        self.ports = {
-            index + side: boundary_port(link, codec, *form, downstream=side > 0, version=lambda: stage.stream.version)
-            for side, codec, link in ((-1, before, links.left), (1, behind, links.right))
-            if link is not None
-        }
         # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.
         self.traffic = Traffic([self.ports[index + 1].meter] if links.right else [])
         self.waits = Traffic([self.control.meter, *(port.meter for port in self.ports.values())])
@@ -96,6 +79,23 @@ class WorkerPipeline:
         self.memory = Memories()
         self.profile: Profile | None = None
         """What was measured of the stage, here or in the epoch before; none without a memory budget."""
+
+    def _open_links(self, stage: Stage, epoch: int) -> Links:
+        """Open the links of an epoch, each with its contract of what may come over it, and the ports of the boundaries."""
+        config, plan, form = self.config, stage.plan, (self.microbatch, self.config.model.context)
+        codecs = {-1: self.codec.at(plan.layers.start), 1: self.codec.at(plan.layers.stop)}
+        contracts = {
+            place: boundary_contract(codecs[side], *form, config.pipeline.microbatches, downstream=side > 0, epoch=epoch)
+            for side, place in self.neighbours.place.sides(plan.count).items()
+        }
+        joined = self.neighbours.joined(config).values()
+        links = self.neighbours.open(config, contracts | dict.fromkeys(joined, exchange_contract(epoch)))
+        self.ports = {
+            plan.index + side: boundary_port(link, codecs[side], *form, downstream=side > 0, version=lambda: stage.stream.version)
+            for side, link in ((-1, links.left), (1, links.right))
+            if link is not None
+        }
+        return links
 
     def manage_memory(self, config: RunConfig, run: Path) -> None:
         """Keep this stage within its budget, or count what it holds if it has none; all stages agree on what is in flight."""

@@ -7,7 +7,7 @@ goes up a tree to replica 0 and the total comes back: packed once at each replic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,13 @@ def mean(peers: Peers, tensors: Sequence[Tensor], packing: Packing | None = None
         collect = _two_shots if peers.graph.complete else _tree
         matrices = [matrix / peers.count for matrix in collect(peers, matrices, packing, losses)]
     return [matrix.view(tensor.shape).to(tensor.dtype) for matrix, tensor in zip(matrices, tensors, strict=True)]
+
+
+def average(peers: Peers, tensors: Iterable[Tensor], packing: Packing | None = None) -> None:
+    """Put the mean over all replicas into each tensor."""
+    tensors = list(tensors)
+    for tensor, found in zip(tensors, mean(peers, tensors, packing), strict=True):
+        tensor.copy_(found)
 
 
 def _matrix(tensor: Tensor) -> Tensor:
@@ -122,9 +129,7 @@ class AllReduce(Exchange):
     options: AllReduceOptions
 
     def gradients(self, named: Named, step: int) -> None:
-        averages = mean(self.peers, list(named.values()), make_packing(self.options.packing))
-        for gradient, average in zip(named.values(), averages, strict=True):
-            gradient.copy_(average)
+        average(self.peers, named.values(), make_packing(self.options.packing))
 
     def talks_before(self, step: int) -> bool:
         return True

@@ -133,6 +133,20 @@ def build(config: RunConfig, peers: Peers, parameters: Named) -> Exchange:
     return kind(options, config, peers, parameters)
 
 
+def refuse_warmup(name: str, warmup: int) -> None:
+    """Refuse a number of first steps that is none."""
+    if warmup < 0:
+        raise ValueError(f"replicas.exchange {name}: warmup is {warmup}; choose a number of steps from 0, such as 40")
+
+
+def without_warmup(text: str) -> tuple[str, int]:
+    """Return a spec whose method compresses from its first step on, and the number of steps in which the given one does not."""
+    name, given = split_spec(text, "method", FORM)
+    warmup = given.pop("warmup", 0)
+    kept = [item for item in text.partition(":")[2].split(",") if item.partition("=")[0] in given]
+    return ":".join([name, *([",".join(kept)] if kept else [])]), warmup
+
+
 def flat(tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
     """Lay tensors out one after the other, in the order of their names' mapping; fp64 stays fp64."""
     return torch.cat([tensor.detach().flatten().to(torch.promote_types(tensor.dtype, dtype)) for tensor in tensors.values()])

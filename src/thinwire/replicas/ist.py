@@ -31,7 +31,7 @@ from torch import Tensor
 from thinwire.config import ModelConfig, RunConfig
 from thinwire.noise import key
 from thinwire.optimizer import StageOptimizer
-from thinwire.replicas.allreduce import mean, refuse_gaps
+from thinwire.replicas.allreduce import average, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options
 from thinwire.replicas.packing import Raw
 
@@ -159,8 +159,7 @@ class IndependentSubnets(Exchange):
                 tensor.div_(gain(tensor, cut, self.peers.index))
             self._merge(parts + (moments if self.options.moments else []))
             shared = [tensor for name, tensor in named.items() if name not in cuts]
-            for tensor, average in zip(shared, mean(self.peers, shared), strict=True):
-                tensor.copy_(average)
+            average(self.peers, shared)
             own = sum(own_block(tensor, cut, self.peers.index).numel() for tensor, cut in parts) + sum(map(Tensor.numel, shared))
             self.figures["subnet"] = own / sum(map(Tensor.numel, named.values()))
             self.propose(PARTITION, torch.zeros_like(self._about))

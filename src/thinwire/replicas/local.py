@@ -3,7 +3,7 @@
 At a meeting, with anchor A the parameters of the last one: c = mean over replicas of A - X, V <- momentum V + c,
 A <- A - rate (c + momentum V), X <- A. The mean is the same to the bit everywhere, so A and V are, and a lossy packing moves the replicas
 together. What a packing loses of a change is not carried on to the next meeting: see `LocalOptions.packing`. Moments of the inner optimizer
-stay with their replica.
+stay with their replica. A run may begin with averaged gradients (`LocalOptions.warmup`; Lin et al. 2018, arXiv 1808.07217).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 from thinwire.config import RunConfig
 from thinwire.optimizer import StageOptimizer
-from thinwire.replicas.allreduce import mean, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options, flat
+from thinwire.replicas.allreduce import average, mean, refuse_gaps
+from thinwire.replicas.exchange import Exchange, Named, Options, flat, refuse_warmup
 from thinwire.replicas.packing import make_packing
 
 ANCHOR, MOMENTUM = "anchor", "momentum"
@@ -27,6 +27,8 @@ class LocalOptions(Options):
 
     steps: int = 20
     """Steps from one meeting to the next."""
+    warmup: int = 0
+    """First steps in which gradients are averaged instead: replicas that begin alone go apart fastest there."""
     rate: float = 0.7
     """Share of the mean change that is taken."""
     momentum: float = 0.5
@@ -38,6 +40,7 @@ class LocalOptions(Options):
     def check(self, config: RunConfig) -> None:
         if self.steps < 1:
             raise ValueError(f"local's steps is {self.steps}; choose at least 1, such as local:steps=20")
+        refuse_warmup("local", self.warmup)
         if not 0 < self.rate <= 2:
             raise ValueError(f"local's rate is {self.rate}; choose one above 0 and at most 2, such as local:rate=0.7")
         if not 0 <= self.momentum < 1:
@@ -50,12 +53,19 @@ class Local(Exchange):
 
     Options = LocalOptions
 
-    def talks_after(self, step: int) -> bool:
-        return (step + 1) % self.options.steps == 0 or step == self.config.train.steps - 1
+    def talks_before(self, step: int) -> bool:
+        return step < self.options.warmup
 
+    def talks_after(self, step: int) -> bool:
+        last = step == self.config.train.steps - 1
+        return not self.talks_before(step) and ((step + 1) % self.options.steps == 0 or last)
+
+    @torch.no_grad()
     def gradients(self, named: Named, step: int) -> None:
-        """Note where the run begins, before the first update: no meeting has been there to set the anchor."""
-        if not self.state:
+        """Average them during warm-up; note where replicas part, before the first update that each does alone."""
+        if self.talks_before(step):
+            average(self.peers, named.values())
+        if not self.state or step == self.options.warmup:
             for name, tensor in self.parameters_of_stage.items():
                 self.propose(f"{ANCHOR}/{name}", tensor.detach().clone())
                 self.propose(f"{MOMENTUM}/{name}", torch.zeros_like(tensor.detach()))

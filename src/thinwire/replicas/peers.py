@@ -38,6 +38,7 @@ class Peers:
         self.sent = 0
         """Bytes of all messages sent, without frames and lengths."""
         self.wait_seconds = 0.0
+        self._told = 0
 
     def swap(self, outgoing: Mapping[int, bytes]) -> dict[int, bytes]:
         """Send neighbours a message each and take one from each of them; both sides must name each other."""
@@ -63,6 +64,11 @@ class Peers:
         """Return the seconds spent in swaps since the last call."""
         seconds, self.wait_seconds = self.wait_seconds, 0.0
         return seconds
+
+    def take_sent(self) -> int:
+        """Return the bytes sent since the last call."""
+        sent, self._told = self.sent - self._told, self.sent
+        return sent
 
     def gather(self, own: bytes) -> list[bytes]:
         """Return what every replica gives, by number, on any graph."""

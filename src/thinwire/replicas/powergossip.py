@@ -21,7 +21,7 @@ from torch import Tensor
 from thinwire.config import RunConfig
 from thinwire.model.initial import draw
 from thinwire.optimizer import StageOptimizer
-from thinwire.replicas.allreduce import mean, refuse_gaps
+from thinwire.replicas.allreduce import average, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options, flat
 from thinwire.replicas.packing import Raw
 from thinwire.subspace.drift import carry_over
@@ -90,8 +90,7 @@ class PowerGossip(Exchange):
     @torch.no_grad()
     def parameters(self, named: Named, optimizer: StageOptimizer, step: int) -> None:
         if step == self.config.train.steps - 1:
-            for tensor, average in zip(named.values(), mean(self.peers, list(named.values())), strict=True):
-                tensor.copy_(average)
+            average(self.peers, named.values())
             return
         matrices = {name: tensor.view(len(tensor), -1) for name, tensor in named.items() if tensor.dim() > 1}
         vectors = [tensor for tensor in named.values() if tensor.dim() < 2]

@@ -18,7 +18,7 @@ from torch.nn import functional
 from thinwire.config import RunConfig
 from thinwire.noise import key, uniform
 from thinwire.replicas.allreduce import mean, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options
+from thinwire.replicas.exchange import Exchange, Named, Options, refuse_warmup
 from thinwire.replicas.hybrid import relative_norm
 from thinwire.replicas.peers import Peers
 from thinwire.subspace.drift import carry_over
@@ -36,12 +36,11 @@ class PowerSGDOptions(Options):
 
     rank: int = 4
     """Columns of each factor, r."""
-    start: int = 0
-    """First steps in which gradients travel whole: in warm-up they turn faster than a power iteration follows."""
+    warmup: int = 0
+    """First steps in which gradients travel whole: they turn faster there than a power iteration follows."""
 
     def check(self, config: RunConfig) -> None:
-        if self.start < 0:
-            raise ValueError(f"the start of powersgd is {self.start}; choose a number of steps from 0, such as 40")
+        refuse_warmup("powersgd", self.warmup)
         width = config.model.width
         if not 1 <= self.rank < width:
             raise ValueError(
@@ -65,7 +64,7 @@ class PowerSGD(Exchange):
     def gradients(self, named: Named, step: int) -> None:
         if step == 0:
             self._begin()
-        thin = [name for name in named if name in self.forms and step >= self.options.start]
+        thin = [name for name in named if name in self.forms and step >= self.options.warmup]
         whole = [name for name in named if name not in thin]
         matrices = [self._matrix(name, named[name]) for name in thin]
         left = [matrix @ self._start(name, matrix, step) for name, matrix in zip(thin, matrices, strict=True)]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from thinwire.codecs.sparsify import kept_count
 from thinwire.config import RunConfig
-from thinwire.replicas.allreduce import mean, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options
+from thinwire.replicas.allreduce import average, mean, refuse_gaps
+from thinwire.replicas.exchange import Exchange, Named, Options, refuse_warmup
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.sparse import is_large, sparse_mean
 
@@ -37,9 +37,12 @@ class ThresholdOptions(Options):
     """Renew a threshold early when a step's density was off by more than this factor; `inf`: never."""
     feedback: bool = True
     """Add what was not sent to the next step's gradient."""
+    warmup: int = 0
+    """First steps in which gradients travel whole."""
 
     def check(self, config: RunConfig) -> None:
         """Refuse values that cannot work."""
+        refuse_warmup("threshold", self.warmup)
         if not 0 < self.density <= 1:
             raise ValueError(f"replicas.exchange threshold: density is {self.density}; choose a share above 0 and up to 1, such as 0.01")
         if self.lifespan < 1:
@@ -102,6 +105,9 @@ class Threshold(Exchange):
 
     @torch.no_grad()
     def gradients(self, named: Named, step: int) -> None:
+        if step < self.options.warmup:
+            average(self.peers, named.values())
+            return
         plain = {name: gradient for name, gradient in named.items() if not is_large(gradient)}
         sent = {name: self._send(name, gradient) for name, gradient in named.items() if is_large(gradient)}
         averages = dict(zip(plain, mean(self.peers, list(plain.values())), strict=True)) if plain else {}
@@ -110,8 +116,8 @@ class Threshold(Exchange):
             values = sum(tensor.numel() for tensor in sent.values())
             self.figures["density"] = sum(int(self._proposed[f"kept/{name}"]) for name in sent) / values
         self.propose("steps", self.state["steps"] + 1)
-        for name, average in averages.items():
-            named[name].copy_(average)
+        for name, found in averages.items():
+            named[name].copy_(found)
 
     def _send(self, name: str, gradient: Tensor) -> Tensor:
         """Return what is sent of a gradient and its residual, zeros elsewhere, and propose what is kept."""
