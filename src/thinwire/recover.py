@@ -202,6 +202,7 @@ def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
     everyone = join_control(links, make_graph(config.replicas.graph, config.replicas.count), place.replica).gather(mine)
     if not trainer.exchange.talks_before(trainer.position.step):  # what other replicas have committed is of other gradients
         everyone = of_replica(everyone, place.replica, config.pipeline.stages)
-    ahead = max(everyone, key=lambda part: part["step"])
-    if ahead["step"] == trainer.position.step + 1 and ahead["outcome"] is not None:
-        trainer.catch_up(decode_outcome(ahead["outcome"]))
+    # Not the one furthest ahead: a replica that has begun to train alone may be at a later step already.
+    ahead = next((part["outcome"] for part in everyone if part["step"] == trainer.position.step + 1 and part["outcome"]), None)
+    if ahead is not None:
+        trainer.catch_up(decode_outcome(ahead))

@@ -206,7 +206,7 @@ class Trainer:
     def step(self) -> tuple[dict[str, float], bool]:
         """Do one optimizer step; return what to log, and whether to stop."""
         train, step = self.config.train, self.position.step
-        self.pipeline.waits.take_seconds()  # what start-up or a validation has waited for is not this step's
+        self._forget_waits()
         started = time.perf_counter()
         share = self.config.replica_batch
         first_sample = step * train.batch + self.pipeline.replica * share
@@ -240,6 +240,12 @@ class Trainer:
         assert outcome.loss is not None
         values = {"loss": outcome.loss, "gradient_norm": outcome.norm, "rate": train.rate * rate_factor(step, train)}
         return values | self._meters(seconds), outcome.stop
+
+    def _forget_waits(self) -> None:
+        """Begin to count anew: what start-up or a validation has sent and waited for is not the next step's."""
+        self.pipeline.waits.take_seconds()
+        self.pipeline.peers.take_wait()
+        self.pipeline.peers.take_sent()
 
     def _update(self, outcome: Outcome) -> None:
         train = self.config.train
@@ -298,7 +304,7 @@ class Trainer:
             **spans,
             **{name: value for stage in self.pipeline.stages for name, value in stage.figures().items()},
             **({"exchange_bytes": peers.take_sent()} if peers.count > 1 else {}),
-            **{f"exchange_{name}": value for name, value in self.exchange.figures.items()},
+            **{f"exchange_{name}": value for name, value in self.exchange.take_figures().items()},
             **self.pipeline.link_figures(seconds),
         }
 
@@ -336,6 +342,8 @@ class Trainer:
         at_once = self.config.memory.budget is not None
         self.saved = self.position.step // self.config.train.checkpoint_every if self.config.train.checkpoint_every else 0
         self.saver.save(self.pipeline.stages, self.optimizers, self.position, self.exchange.state, at_once=at_once)
+        for optimizer in self.optimizers if at_once else ():
+            optimizer.put_away()  # a validation may come next
 
     def keep(self, outcome: Outcome) -> None:
         """Delete checkpoints older than one that everyone and every keeper of a copy has, offer the next, and say what went wrong.

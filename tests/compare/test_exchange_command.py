@@ -114,13 +114,16 @@ def test_meetings_are_timed_over_whole_periods(config, words, steps, counted):
     assert total == steps and list(range(total))[chosen] == counted
 
 
-@pytest.mark.parametrize("text, plain", [("local:steps=4,warmup=8,rate=1.0", "local:steps=4,rate=1.0"), ("powersgd:warmup=5", "powersgd")])
-def test_first_steps_that_travel_whole_are_timed_as_such(config, text, plain):
+@pytest.mark.parametrize(
+    "text, plain, warmup, meeting",
+    [("local:steps=4,warmup=8,rate=1.0", "local:steps=4,rate=1.0", 8, 4), ("powersgd:warmup=5", "powersgd", 5, 1), ("ist", "ist", 0, 20)],
+)
+def test_first_steps_that_travel_whole_are_not_timed(config, text, plain, warmup, meeting):
     """They take the time of the reference; what is measured are the others."""
     (case,) = cases(config, "--exchange", text, "--steps", "40")
-    assert case.warmup in (8, 5) and case.learning(0).replicas.exchange == text
+    assert case.warmup == warmup and case.learning(0).replicas.exchange == text
     assert case.timed("dsl_2mbps", 8).replicas.exchange == plain
-    assert case.meeting == (4 if text.startswith("local") else 1)
+    assert case.meeting == meeting
 
 
 def test_notes_tell_what_figures_do_not_show():
@@ -131,6 +134,8 @@ def test_notes_tell_what_figures_do_not_show():
     found = [*notes(Entry("local", None, 0, [learnt | {"resumed_at": 7}], {"open": other}), 20, 50)]
     assert ["every 20 steps and is validated every 50" in found[0], "from step 7 on" in found[1], "4.1 times" in found[2]] == [True] * 3
     assert not [*notes(Entry("local", None, 0, [], {}), 20, 0)]
+    (said,) = notes(Entry("local:warmup=9", None, 9, [learnt], {"open": other}), 20, 100)
+    assert "whole in its first 9 steps" in said
 
 
 def test_words_need_no_torch():

@@ -32,6 +32,14 @@ def test_an_overdue_answer_raises_doubt_and_bytes_dispel_it():
     assert not heart.doubtful(1.7)
 
 
+def test_bytes_that_arrive_put_doubt_off_but_not_the_end():
+    heart = Heartbeat(OPTIONS)
+    heart.ping(0.0)
+    heart.moved(5.0)
+    assert not heart.doubtful(5.9) and heart.doubtful(6.0)
+    assert heart.silent(10.0)
+
+
 def test_silence_is_counted_from_the_last_byte():
     heart = Heartbeat(OPTIONS)
     heart.heard(4.0)

@@ -229,6 +229,15 @@ def test_urgent_frames_overtake_bulk_on_a_thin_link(world):
         assert left.meter.paced_seconds > 0
 
 
+def test_what_is_sent_on_a_very_thin_link_arrives_though_the_other_end_is_quiet(world):
+    """A PING waits behind 16 KB, 1.6 s at 0.08 Mbit/s: taken for silence, each new connection would begin again, for ever."""
+    with pair(world, CONTRACT, profile=LinkProfile("very thin", 0.08, 0.08, 1), proxy=True) as (left, right, proxy):
+        for sender, receiver in ((right, left), (left, right)):
+            sender.send(data_frame(0, bytes(30_000)), 5)
+            assert len(receiver.receive(Channel.BOUNDARY, 30).payload) == 30_000
+        assert proxy.connections == 1
+
+
 def test_close_delivers_everything_and_the_other_end_drains_it(world):
     with pair(world, CONTRACT) as (left, right, _):
         for number in range(20):

@@ -122,7 +122,11 @@ def test_the_planner_takes_this_way_when_nothing_else_fits(config, tmp_path, cap
     tight = train(config, tmp_path / "tight", *WIDE, "--memory.budget", found[1])
     assert tight["weights_sha256"] == plain["weights_sha256"]
     (memory,) = tight["memory"]
-    assert memory["optimizer_out"] and memory["peak"] <= memory["budget"]
+    assert (
+        memory["optimizer_out"]
+        and memory["planned_peak"] >= memory["parameters"] + memory["optimizer"]
+        and memory["peak"] <= memory["budget"]
+    )
     assert memory["budget"] < memory["parameters"] + memory["gradients"] + memory["optimizer"]
     resumed = train(config, tmp_path / "tight", *WIDE, "--memory.budget", found[1], "--resume", "--train.steps", "5")
     longer = train(config, tmp_path / "longer", *WIDE, "--train.steps", "5")
@@ -135,9 +139,9 @@ def measured(config: RunConfig, folder, index: int = 1) -> tuple[Pipeline, Profi
 
 
 def test_the_minimum_counts_what_a_checkpoint_needs(tmp_path):
-    _, profile = measured(tiny(vocabulary=997), tmp_path)
+    _, profile = measured(tiny(vocabulary=997, width=128, ffn=512), tmp_path)
     saving = profile.fixed_bytes - profile.kinds["gradients"] - profile.kinds["working memory"]
-    assert saving <= profile.slim_between_bytes <= minimum(profile) < minimum(replace(profile, optimizer_bytes=0))
+    assert saving == profile.slim_between_bytes <= minimum(profile) < minimum(replace(profile, optimizer_bytes=0))
     assert profile.slim.fixed_bytes == profile.fixed_bytes - profile.optimizer_bytes == sum(profile.slim.kinds.values())
     assert 0 < profile.slim.kinds["optimizer"] < 0.2 * profile.kinds["optimizer"]  # what is small stays
 
@@ -150,7 +154,7 @@ def test_the_minimum_counts_the_update_of_one_large_parameter(tmp_path, kind):
     _, profile = measured(config, tmp_path, index=0)
     slim = profile.slim
     floor = base_bytes(slim, 1) + floor_bytes(slim.blocks, alike("offload", len(slim.blocks)))
-    assert floor < minimum(profile) == slim.between_bytes  # without the update it would have been less
+    assert floor < minimum(profile) == slim.between(1)  # without the update it would have been less
     plan = make_plan(profile, minimum(profile))
     assert plan.optimizer_out and plan.most_bytes == minimum(profile)
     with pytest.raises(ValueError, match="between steps"):
@@ -162,7 +166,7 @@ def test_what_an_update_takes_is_what_was_predicted(tmp_path, kind):
     config = tiny("subspace", vocabulary=997)
     config = replace(config, train=replace(config.train, optimizer=kind))
     pipeline, optimizers = trained(config, 1, tmp_path)
-    memory, optimizer = pipeline.memory.stages[1], optimizers[1]
+    optimizer = optimizers[1]
     pipeline.step(random_ids(config.model, 4, seed=1), 1, 4)
     stage = pipeline.stages[1]
     there = [*stage.parameters(), *(parameter.grad for parameter in stage.parameters()), *stage.buffers()]
@@ -172,6 +176,4 @@ def test_what_an_update_takes_is_what_was_predicted(tmp_path, kind):
     sizes, scratch = optimizer.state_sizes(), scratch_bytes(stage, config.train)
     predicted = max(mine + sum(moved([each])) for mine, each in zip(scratch, sizes, strict=True))
     assert 0.95 * predicted < live.peak <= predicted
-    rest = sum(size for name, size in memory.profile.kinds.items() if name != "working memory")
-    assert rest + live.peak <= memory.profile.between_bytes
     pipeline.memory.close()

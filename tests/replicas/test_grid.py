@@ -77,6 +77,8 @@ def test_bytes_are_split_and_counted(config, tmp_path):
     payload = summary["bytes_per_token_forward"] + summary["bytes_per_token_backward"]
     assert split["boundary"] == pytest.approx(payload * 8 * 16)
     assert 0 < split["control"] < 20_000
+    counted = [json.loads(line)["exchange_bytes"] for path in (tmp_path / "run").glob("**/stage-*.jsonl") for line in path.open()]
+    assert sum(counted) == 6 * split["exchange"]
     losses = [
         [json.loads(line)["loss"] for line in (folder / "metrics/stage-0.jsonl").read_text().splitlines()]
         for folder in (tmp_path / "run", tmp_path / "run/replica-1")

@@ -167,11 +167,12 @@ def conditions(board: Board, facts: Facts) -> str:
     name = board.subject.reference
     given = "given" if facts.own_target else f"{name}'s after {facts.steps / 2:g} steps"
     target = f"not known yet: {name} has no learning row" if board.target is None else f"{board.target:.4f} ({given})"
-    machine = f"{'/'.join(map(str, facts.cores)) or 'unknown'} cores, torch {'/'.join(facts.versions) or 'unknown'}"
+    machine = [f"{'/'.join(map(str, facts.cores))} cores"] if facts.cores else []
+    machine += [f"torch {'/'.join(facts.versions)}"] if facts.versions else []
     setting = f"{facts.setting}, " if facts.setting else ""
     return (
         f"Config `{facts.config}`, {setting}{facts.steps:,} steps = {facts.tokens:,} tokens, "
-        f"seeds {', '.join(map(str, facts.seeds))}; {machine}. "
+        f"seeds {', '.join(map(str, facts.seeds))}{'; ' * bool(machine)}{', '.join(machine)}. "
         f"Target: validation loss {target}. Time to loss = steps to the target, read off the learning curve, x seconds per step of workers "
         "over that emulated link."
     )

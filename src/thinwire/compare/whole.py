@@ -48,4 +48,12 @@ def learn_together(case: Case, seed: int, path: Path) -> Row:
     config, folder = case.learning(seed), run_folder(case, case.name(seed))
     summary, resumed_at = train_in_workers(config, folder)
     sent = {f"{case.subject.unit}_{part}": summary["bytes_per_step"][part] for part in case.subject.parts}
+    if (exchanged := exchanged_bytes(folder)) is not None:
+        sent[f"{case.subject.unit}_exchange"], resumed_at = exchanged / summary["steps"], 0
     return write_learnt(path, case, seed, config, summary, sent | {"resumed_at": resumed_at}, metrics_of_workers(folder, config))
+
+
+def exchanged_bytes(folder: Path) -> int | None:
+    """Add up what all workers exchanged in all steps, also those before a loss or an interruption; None if an earlier version counted."""
+    lines = [line for path in folder.glob("**/metrics/stage-*.jsonl") for line in read_lines(path)]
+    return sum(line["exchange_bytes"] for line in lines) if all("exchange_bytes" in line for line in lines) else None

@@ -9,12 +9,19 @@ import contextlib
 import socket
 import ssl
 import struct
+import sys
 from collections import deque
 from collections.abc import Iterable
 
 from thinwire.link.emulate import Wire
 from thinwire.link.meter import Meter
 from thinwire.link.options import LinkOptions
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 READ_BYTES = 256 * 2**10
 RECORD_BYTES = 16 * 2**10
@@ -33,6 +40,18 @@ def tune(sock: socket.socket, options: LinkOptions) -> str:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, options.congestion.encode())
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def unacknowledged(sock: socket.socket) -> int:
+    """Return the bytes of a TCP socket that its peer has not acknowledged; 0 where the system does not tell."""
+    if fcntl is None:
+        return 0
+    count = bytearray(4)
+    try:
+        fcntl.ioctl(sock, termios.TIOCOUTQ, count)
+    except OSError:
+        return 0
+    return int.from_bytes(count, sys.byteorder)
 
 
 class Connection:
@@ -136,6 +155,11 @@ class Connection:
                 return False
             self._pending.popleft()
         return True
+
+    def underway(self) -> tuple[int, bool]:
+        """Return how many bytes have arrived, as far as TCP knows, and whether others are still on their way."""
+        unsure = unacknowledged(self.socket)
+        return self.meter.sent.socket - unsure, unsure > 0 or not self.idle
 
     @property
     def blocked(self) -> bool:

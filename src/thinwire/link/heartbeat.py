@@ -35,8 +35,13 @@ class Heartbeat:
     def begin(self, now: float) -> None:
         """Start anew on another connection."""
         self._heard_at = now
+        self._moved_at = now
         self._ping_at = now
         self._asked_at: float | None = None
+
+    def moved(self, now: float) -> None:
+        """Note that bytes went out and arrived: on a slow line a question waits for what was sent before it."""
+        self._moved_at = now
 
     def heard(self, now: float) -> None:
         """Note that bytes came in."""
@@ -66,7 +71,7 @@ class Heartbeat:
     def _doubt_at(self) -> float | None:
         if self._asked_at is None:
             return None
-        since = max(self._asked_at, self._heard_at)
+        since = max(self._asked_at, self._heard_at, self._moved_at)
         return since + (self.rtt or 0.0) + self._options.pong_grace_seconds
 
     def doubtful(self, now: float) -> bool:

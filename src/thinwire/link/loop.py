@@ -72,6 +72,8 @@ class Loop:
         self._telling = False
         self._ending_at: float | None = None
         self._batch = SMALL_BATCH
+        self._arrived = 0
+        """Bytes that had come out at the other end when it was last asked for a sign of life, or last doubted."""
         now = time.monotonic()
         self.heartbeat = Heartbeat(options)
         self._hello_deadline = now
@@ -121,6 +123,7 @@ class Loop:
             elif self.heartbeat.silent(now):
                 self._lose(f"silent for {self.options.silent_seconds} s")
             elif is_open and (token := self.heartbeat.ping(now)) is not None:
+                self._arrived, _ = self._connection.underway()
                 self.outbox.put_urgent(self._frame(Kind.PING, TOKEN.pack(token)))
         is_open = self.state == "open"
         if not is_open and now >= self.broken_since + self.options.reconnect_seconds:
@@ -128,10 +131,21 @@ class Loop:
             text = f"no connection to {self.peer} for {self.options.reconnect_seconds} s (last problem: {problem}); "
             self._fail(LinkError(text + "check that it runs, its address in the roster, and firewalls"), tell=False)
         elif self.dialer is not None:
-            if self._connection is None or (is_open and self.heartbeat.doubtful(now)):
+            if self._connection is None or (is_open and self._doubtful(now)):
                 self.dialer.tend(now, self._selector, self._dialled, resolve=self._connection is None)
             elif self.dialer.busy:
                 self.dialer.cancel(self._selector)  # the doubtful connection works after all
+
+    def _doubtful(self, now: float) -> bool:
+        """Tell whether an answer is overdue, and the question is not merely waiting for what was sent before it on a slow line."""
+        assert self._connection is not None
+        if not self.heartbeat.doubtful(now):
+            return False
+        before, (self._arrived, more) = self._arrived, self._connection.underway()
+        moving = more and self._arrived > before
+        if moving:
+            self.heartbeat.moved(now)
+        return not moving
 
     def _pump(self, now: float) -> None:
         """Move parts from the outbox through TLS and the wire to the socket, as far as each takes them."""

@@ -68,7 +68,7 @@ class Profile:
     optimizer_bytes: int = 0
     """What of `fixed_bytes` could be offloaded between steps."""
     between_bytes: int = 0
-    """The most that is there between two steps, when activations are not: in the optimizer's update."""
+    """The most that is there between two steps, when activations and payloads are not: in the optimizer's update."""
     slim_between_bytes: int = 0
     """The same with optimizer state offloaded: in the update or in a checkpoint, which wants all of it."""
     kinds: Mapping[str, int] = field(default_factory=dict)
@@ -80,6 +80,10 @@ class Profile:
         kinds = {kind: size - self.optimizer_bytes if kind == "optimizer" else size for kind, size in self.kinds.items()}
         fixed = self.fixed_bytes - self.optimizer_bytes
         return replace(self, fixed_bytes=fixed, optimizer_bytes=0, between_bytes=self.slim_between_bytes, kinds=kinds)
+
+    def between(self, in_flight: int) -> int:
+        """What is there between two steps at most, with what neighbours may have sent for the next one."""
+        return self.between_bytes + self.payload_bytes * in_flight
 
     def under(self, plan: Plan) -> Profile:
         """Return the stage as a plan sees it."""

@@ -121,16 +121,16 @@ def report(command: MemoryCommand, profile: Profile, console: Console) -> None:
         console.print(
             f"The optimizer state, {profile.optimizer_bytes / 1e6:,.1f} MB, lies in slow memory between updates.", highlight=False
         )
-    profile = profile.under(plan)
     show(profile, plans, budget, console)
     if command.picture is not None:
+        profile = profile.under(plan)
         said = picture(profile, plan, short_line(profile, plan, budget), budget, command.picture)
         console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def whole_bytes(profile: Profile, depth: int) -> int:
     """Return what a stage uses if everything is kept."""
-    return max(profile.between_bytes, base_bytes(profile, depth) + depth * sum(block.all_bytes for block in profile.blocks))
+    return max(profile.between(depth), base_bytes(profile, depth) + depth * sum(block.all_bytes for block in profile.blocks))
 
 
 def picture(profile: Profile, plan: Plan, line: Timeline, budget: int, path: Path) -> str:

@@ -57,7 +57,7 @@ class StageMemory:
         elif self.plan is not None or self._steps == 0:
             self.executor.begin()
         if self.optimizer is not None:
-            self.optimizer.put_away()  # a checkpoint or a move of the basis may have brought it here
+            self.optimizer.put_away()  # a checkpoint that was restored has brought it here
         self._steps += 1
 
     def close(self) -> None:

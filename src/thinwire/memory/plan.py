@@ -31,11 +31,13 @@ def refusal(profile: Profile, budget: int) -> str:
     largest = max(profile.blocks, key=lambda block: block.all_bytes)
     parts = ", ".join(f"{kind} {write_size(size)}" for kind, size in profile.kinds.items())
     movable = f", of which {write_size(profile.optimizer_bytes)} can lie in slow memory" if profile.optimizer_bytes else ""
+    between = profile.slim.between(1) if movable and profile.tier.usable else profile.between(1)
+    smaller = ", the batch into more microbatches" if between < minimum(profile) else ""
     return (
         f"the memory budget is {write_size(budget)}, this stage needs at least {least}: {write_size(profile.fixed_bytes)} are always there"
         f"{f' ({parts})' if parts else ''}{movable}, its largest block, {largest.name}, works on {write_size(largest.all_bytes)}, "
-        f"and between steps {write_size(min(profile.between_bytes, profile.slim_between_bytes))} are there at least; "
-        f"set --memory.budget {least.replace(' ', '')} or more, or cut the model into more stages, the batch into more microbatches"
+        f"and an update or a checkpoint between steps needs {write_size(between)}; "
+        f"set --memory.budget {least.replace(' ', '')} or more, or cut the model into more stages{smaller}"
     )
 
 
@@ -97,16 +99,17 @@ def choices_of(strategy: str, profile: Profile, in_flight: int, budget: int) -> 
 
 def strategy_minimum(profile: Profile, strategy: str) -> int:
     """Return the smallest budget with which a strategy gets through, one microbatch at a time."""
-    return max(profile.between_bytes, base_bytes(profile, 1) + floor_bytes(profile.blocks, shapes(strategy, len(profile.blocks))[-1]))
+    return max(profile.between(1), base_bytes(profile, 1) + floor_bytes(profile.blocks, shapes(strategy, len(profile.blocks))[-1]))
 
 
 def evaluate(profile: Profile, choices: Sequence[Choice], in_flight: int, budget: int, depth: int = 1) -> Plan | None:
     """Return what choices cost in a whole step, or None if they do not fit."""
     line = simulate(profile, choices, in_flight, budget)
-    if line is None or profile.between_bytes > budget:
+    between = profile.between(in_flight)
+    if line is None or between > budget:
         return None
     seconds = max(line.seconds, bubble_seconds(profile, in_flight, depth))
-    return Plan(tuple(choices), in_flight, line.peak_bytes, seconds, ideal_seconds(profile), between_bytes=profile.between_bytes)
+    return Plan(tuple(choices), in_flight, line.peak_bytes, seconds, ideal_seconds(profile), between_bytes=between)
 
 
 def ideal_seconds(profile: Profile) -> float:
@@ -129,5 +132,6 @@ def minimum(profile: Profile) -> int:
     # With offload nothing but the block at work need be there; every plan needs that.
     choices = alike("offload" if offload else "recompute", len(profile.blocks))
     least = base_bytes(profile, 1) + floor_bytes(profile.blocks, choices)
-    whole, slim = max(least, profile.between_bytes), max(least - profile.optimizer_bytes, profile.slim_between_bytes)
+    whole = max(least, profile.between(1))
+    slim = max(least - profile.optimizer_bytes, profile.slim.between(1))
     return min(whole, slim) if offload and profile.optimizer_bytes else whole

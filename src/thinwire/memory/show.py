@@ -26,10 +26,11 @@ def show(profile: Profile, plans: Mapping[str, Plan | None], budget: int, consol
     """Print the chosen plan, `plans["hybrid"]`, and what it was chosen from."""
     plan = plans["hybrid"]
     assert plan is not None
-    console.print(block_table(profile, plan))
-    console.print(kind_table(profile, plan, budget))
+    planned = profile.under(plan)
+    console.print(block_table(planned, plan))
+    console.print(kind_table(planned, plan, budget))
     console.print(strategy_table(profile, plans))
-    line = short_line(profile, plan, budget)
+    line = short_line(planned, plan, budget)
     console.print(time_line(line, budget, min(console.width, WIDEST) - LABEL))
     console.print(
         f"{sentence(plan, budget)}. The smallest budget is {write_size(minimum(profile), up=True)}.", highlight=False, markup=False

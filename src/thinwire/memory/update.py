@@ -41,11 +41,11 @@ def scratch_bytes(stage: Stage, train: TrainConfig) -> list[int]:
 def scratch_of(optimizer: torch.optim.Optimizer, group: dict, parameter: nn.Parameter) -> int:
     """Update a parameter of the same shape twice: the first time makes its state, the second shows what else it takes."""
     twin = nn.Parameter(torch.zeros_like(parameter))
-    twin.grad = torch.zeros_like(twin)
+    twin.grad = twin.detach()  # zeros that stay zeros: no room for a gradient is needed
     groups, optimizer.param_groups = optimizer.param_groups, [group | {"params": [twin]}]
     try:
         optimizer.step()
-        with Live([twin, twin.grad, *optimizer.state[twin].values()]) as live:
+        with Live([twin, *optimizer.state[twin].values()]) as live:
             optimizer.step()
     finally:
         optimizer.param_groups = groups

@@ -57,7 +57,7 @@ class Exchange:
         """What has been committed, as LABEL/PARAMETER or LABEL; only `propose` and `load_state` change it."""
         self._proposed: dict[str, Tensor] = {}
         self.figures: dict[str, float] = {}
-        """What the last step is worth telling, such as the density of what was sent."""
+        """What a step is worth telling, such as the density of what was sent."""
 
     def gradients(self, named: Named, step: int) -> None:
         """Exchange gradients before the update, in place."""
@@ -85,6 +85,11 @@ class Exchange:
         """Make what was proposed the state."""
         self.state |= self._proposed
         self._proposed = {}
+
+    def take_figures(self) -> dict[str, float]:
+        """Return what there is to tell since the last call."""
+        figures, self.figures = self.figures, {}
+        return figures
 
     def load_state(self, state: Named) -> None:
         """Put back the state of a checkpoint; memory is torch's own. A method that finds less than it needs refuses by name."""

@@ -71,6 +71,8 @@ class PowerSGD(Exchange):
         means = mean(self.peers, [*(named[name] for name in whole), *left])
         for name, average in zip(whole, means, strict=False):
             named[name].copy_(average)
+        if not thin:
+            return
         left = [orthonormal(factor) for factor in means[len(whole) :]]
         right = mean(self.peers, [matrix.T @ factor for matrix, factor in zip(matrices, left, strict=True)])
         residuals = []
