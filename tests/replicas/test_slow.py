@@ -130,7 +130,7 @@ def test_in_workers_too(config, tmp_path, method):
     words = ["--config", config, "--run", str(tmp_path / "run"), "--replicas.count", str(count), "--train.batch", str(4 * count)]
     words += ["--replicas.graph", ",".join(f"{other - 1}-{other}" for other in range(1, count)), "--codec.name", "dense"]
     # So thin that a step of the slow replica takes a second where little is exchanged: what a busy machine computes with is no matter.
-    mbps = 4.0 if IN_WORKERS[method] == 1 else 0.7
+    mbps = 4.0 if IN_WORKERS[method] == 1 else 1.0
     words += ["--replicas.exchange", method, "--train.validate_every", "0", "--link.profile", f"{mbps:g}mbps"]
     slow = [Fault(stage, "restore", 1, "rate", mbps / 10, replica=count - 1) for stage in range(2)]
     steps: list[tuple[Place, dict]] = []
