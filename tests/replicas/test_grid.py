@@ -20,9 +20,18 @@ from thinwire import checkpoint, cli
 pytestmark = pytest.mark.timeout(180)
 GRID = ("--pipeline.mode", "workers", "--replicas.count", "2", "--train.batch", "8")
 DOUBLE = ("--train.dtype", "fp64", "--train.clip", "0.5")
-METHODS = ("allreduce", "hybrid", "powersgd:rank=2", "threshold:density=0.1", "gravac", "powergossip", "local:steps=2", "ist:steps=2")
+METHODS = (
+    "allreduce",
+    "hybrid",
+    "powersgd:rank=2",
+    "threshold:density=0.1",
+    "gravac",
+    "powergossip",
+    "local:steps=2,momentum=0.5",
+    "ist:steps=2",
+)
 METHODS += ("local:steps=2,warmup=3",)
-QUICK = ("powersgd:rank=2", "local:steps=2")
+QUICK = ("powersgd:rank=2", "local:steps=2,momentum=0.5")
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -132,7 +141,7 @@ def test_a_worker_killed_between_meetings_leaves_equal_weights(config, tmp_path,
         "--pipeline.stages",
         stages,
         "--replicas.exchange",
-        "local:steps=6",
+        "local:steps=6,momentum=0.5",
         "--train.steps",
         "12",
         "--train.checkpoint_every",

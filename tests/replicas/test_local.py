@@ -75,7 +75,7 @@ def test_meetings_are_nesterov_steps_along_the_mean_change():
 @pytest.mark.parametrize("packing", ["fp32", "int8"])
 @pytest.mark.parametrize("graph", ["complete", "ring"])
 def test_replicas_are_the_same_to_the_bit_after_a_meeting(packing, graph):
-    config = configured(f"local:steps=3,packing={packing}", 8, count=4, graph=graph)
+    config = configured(f"local:steps=3,momentum=0.5,packing={packing}", 8, count=4, graph=graph)
     for steps, same in ((3, True), (4, False), (6, True), (8, True)):  # the eighth is the last of the run
         results = trained(config, steps, torch.float32)
         for name in SHAPES:
@@ -117,7 +117,9 @@ def test_gradients_are_averaged_in_warm_up_and_replicas_part_from_there():
 
 
 def test_int8_stays_close_to_exact_numbers_and_sends_a_quarter():
-    exact, packed = (trained(configured(f"local:steps=2,packing={packing}", 100), 6, torch.float32) for packing in ("fp32", "int8"))
+    exact, packed = (
+        trained(configured(f"local:steps=2,momentum=0.5,packing={packing}", 100), 6, torch.float32) for packing in ("fp32", "int8")
+    )
     start = beginning(torch.float32)["matrix"]
     moved = (exact[0][0]["matrix"] - start).norm()
     assert (packed[0][0]["matrix"] - exact[0][0]["matrix"]).norm() < 0.02 * moved
@@ -127,7 +129,7 @@ def test_int8_stays_close_to_exact_numbers_and_sends_a_quarter():
 @pytest.mark.parametrize("stop", [1, 3, 4, 5])
 def test_a_run_continues_from_its_state_bit_for_bit(stop):
     """Before the first meeting, at one, and between two."""
-    config = configured("local:steps=2,packing=fp32", 9)
+    config = configured("local:steps=2,momentum=0.5,packing=fp32", 9)
 
     def broken(peers):
         named = beginning(torch.float32)
@@ -145,7 +147,7 @@ def test_a_run_continues_from_its_state_bit_for_bit(stop):
 
 
 def test_a_step_that_is_not_committed_leaves_no_trace():
-    config = configured("local:steps=2,packing=fp32", 9, count=2)
+    config = configured("local:steps=2,momentum=0.5,packing=fp32", 9, count=2)
 
     def task(peers):
         named = beginning(torch.float64)
@@ -162,7 +164,7 @@ def test_a_step_that_is_not_committed_leaves_no_trace():
 
 def test_a_moved_basis_turns_anchor_and_momentum():
     rotation = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))).Q
-    _, method = trained(configured("local:steps=2,packing=fp32", 9), 3)[0]
+    _, method = trained(configured("local:steps=2,momentum=0.5,packing=fp32", 9), 3)[0]
     before = {name: tensor.clone() for name, tensor in method.state.items()}
     method.carry_over(rotation, {"matrix": 0})
     for label in ("anchor", "momentum"):
