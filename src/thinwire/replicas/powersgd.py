@@ -2,8 +2,8 @@
 
 With M = gradient + residual on each replica: P = mean(M Q), made orthonormal; Q = mean(M^T P); all go on with P Q^T, keep M - P Q^T as
 residual, and start the next step from Q, which makes the steps a power iteration. r (m + n) numbers travel instead of m n; vectors, and
-matrices for which that is little gain, travel whole: those of the subspace are K wide already. What is computed from P and Q on every
-replica is rounded the same way on any processor: the replicas must not drift apart because their machines differ.
+matrices for which that is no gain, travel whole. What is computed from P and Q on every replica is rounded the same way on any
+processor: the replicas must not drift apart because their machines differ.
 """
 
 from __future__ import annotations
@@ -36,15 +36,11 @@ class PowerSGDOptions(Options):
 
     rank: int = 4
     """Columns of each factor, r."""
-    gain: float = 2.0
-    """How many times smaller its factors must be for a matrix to travel as factors."""
     warmup: int = 0
     """First steps in which gradients travel whole: they turn faster there than a power iteration follows."""
 
     def check(self, config: RunConfig) -> None:
         refuse_warmup("powersgd", self.warmup)
-        if not self.gain >= 1:
-            raise ValueError(f"replicas.exchange powersgd: gain is {self.gain}; choose a factor from 1, such as 2.0")
         width = config.model.width
         if not 1 <= self.rank < width:
             raise ValueError(
@@ -61,8 +57,7 @@ class PowerSGD(Exchange):
 
     def __init__(self, options: PowerSGDOptions, config: RunConfig, peers: Peers, parameters: Named) -> None:
         super().__init__(options, config, peers, parameters)
-        forms = {name: factored_form(parameter, options.rank, options.gain) for name, parameter in parameters.items()}
-        self.forms = {name: form for name, form in forms.items() if form}
+        self.forms = {name: form for name, parameter in parameters.items() if (form := factored_form(parameter, options.rank))}
         """Rows, columns and rank of each parameter that travels as factors."""
 
     @torch.no_grad()
@@ -126,14 +121,14 @@ class PowerSGD(Exchange):
                 carry_over(self.state[f"factor/{name}"], rotation_KK, 0)
 
 
-def factored_form(parameter: Tensor, rank: int, gain: float) -> tuple[int, int, int] | None:
-    """Return rows, columns and rank of a parameter, or None where factors would not be so many times smaller than the parameter."""
+def factored_form(parameter: Tensor, rank: int) -> tuple[int, int, int] | None:
+    """Return rows, columns and rank of a parameter, or None where factors would be no smaller than the parameter itself."""
     if parameter.dim() < 2:
         return None
     rows = len(parameter)
     columns = parameter.numel() // max(rows, 1)
     rank = min(rows, columns, rank)
-    return (rows, columns, rank) if gain * rank * (rows + columns) < rows * columns else None
+    return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
 
 def orthonormal(matrix_NR: Tensor) -> Tensor:
