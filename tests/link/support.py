@@ -93,14 +93,15 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 class Proxy:
-    """Forward TCP connections to an address; count the bytes; freeze on demand (connections stay up and silent)."""
+    """Forward TCP connections to an address; count the bytes; on demand lose them, or take none (connections stay up and silent)."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
         self._server = socket.create_server(LOOPBACK)
         self.address = self._server.getsockname()
         self.up = self.down = self.connections = 0
-        self.frozen = threading.Event()
+        self.frozen, self.flowing = threading.Event(), threading.Event()
+        self.flowing.set()
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -119,7 +120,7 @@ class Proxy:
 
     def _forward(self, source: socket.socket, sink: socket.socket, name: str) -> None:
         try:
-            while data := source.recv(2**16):
+            while self.flowing.wait() and (data := source.recv(2**16)):
                 if self.frozen.is_set():
                     continue
                 setattr(self, name, getattr(self, name) + len(data))
@@ -136,6 +137,7 @@ class Proxy:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self.flowing.set()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()

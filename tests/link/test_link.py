@@ -313,6 +313,19 @@ def test_an_overdue_answer_opens_a_second_connection_that_wins(world):
         assert proxy.connections >= 2 and right.state == "open"
 
 
+def test_a_path_that_takes_no_more_is_doubted_though_much_is_on_its_way(world):
+    options = LinkOptions(ping_seconds=0.1, pong_grace_seconds=0.2, silent_seconds=60.0, close_seconds=3.0)
+    with pair(world, CONTRACT, options=options, proxy=True) as (left, right, proxy):
+        right.wait_open(10)
+        proxy.flowing.clear()
+        for number in range(60):
+            right.send(data_frame(number, bytes(200_000)), 5)
+        wait_until(lambda: proxy.connections >= 2)
+        proxy.flowing.set()
+        for _ in range(60):
+            assert len(left.receive(Channel.BOUNDARY, 30).payload) == 200_000
+
+
 def test_no_peer_fails_with_the_reason(world):
     options = LinkOptions(reconnect_seconds=0.3, close_seconds=0.5, establish_seconds=0.2)
     with pair(world, CONTRACT, options=options, proxy=True) as (left, right, proxy):

@@ -58,7 +58,9 @@ def test_blocks_of_a_stage():
     # The head keeps at least the logarithms of all probabilities.
     assert head.saved_bytes > 2 * config.model.context * config.model.vocabulary * 4
     assert profile.microbatches == 2 and profile.tier == FAST
-    assert profile.fixed_bytes == sum(profile.kinds.values()) and profile.optimizer_bytes == profile.kinds["optimizer"]
+    assert (
+        profile.fixed_bytes == sum(profile.kinds.values()) and 0 < profile.optimizer_bytes < profile.kinds["optimizer"]
+    )  # what is small stays
 
 
 def test_dropout_shows_in_the_bytes():

@@ -49,7 +49,7 @@ def unacknowledged(sock: socket.socket) -> int:
     count = bytearray(4)
     try:
         fcntl.ioctl(sock, termios.TIOCOUTQ, count)
-    except OSError:
+    except (OSError, ValueError):  # it is closed
         return 0
     return int.from_bytes(count, sys.byteorder)
 

@@ -182,7 +182,8 @@ class Loop:
         elif self.state != "open":
             times.append(self.broken_since + self.options.reconnect_seconds)
         if self._connection is not None:
-            times.append(self.heartbeat.next_at(now) if self.state == "open" else self._hello_deadline)
+            if self._ending_at is None:
+                times.append(self.heartbeat.next_at(now) if self.state == "open" else self._hello_deadline)
             if self.wire.next_at is not None:
                 times.append(self.wire.next_at)
             if self.state == "open" and not self._connection.blocked:
