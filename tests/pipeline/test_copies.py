@@ -13,6 +13,7 @@ from link.support import World, pair, wait_until
 from thinwire.checkpoint import Position
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.link.errors import ProtocolError
+from thinwire.link.link import Link
 from thinwire.pipeline.copies import ENDINGS, MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.outcome import Outcome
 from thinwire.train import Trainer
@@ -41,12 +42,17 @@ def test_a_step_is_copied_when_its_keeper_has_it_whole(tmp_path):
         second.offer(write_part(tmp_path / "second", 8, 1))
         wait_until(lambda: first.copied((4, 8)) == (8,))
         assert second.held() == {"0": ["step-000004"]}
-    for copies in (first, second):
-        copies.close()
-    with pair(World(tmp_path / "again")) as (left, _, _):
+        end((left, right), (first, second))
+    with pair(World(tmp_path / "again")) as (left, right, _):
         alone = Copies(tmp_path / "alone", 0, 3, None, left, LARGEST)
         assert alone.copied((4, 8)) == (4, 8)
-    alone.close()
+        end((left, right), (alone,))
+
+
+def end(links: tuple[Link, ...], copies: tuple[Copies, ...]) -> None:
+    """End the threads of copies, which wait for their links to end, before anyone looks for threads that were left behind."""
+    for each in (*links, *copies):
+        each.close()
 
 
 class Disk:
