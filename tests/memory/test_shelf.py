@@ -20,7 +20,7 @@ from thinwire.memory import manage
 from thinwire.memory.blocks import Plan, Profile, alike
 from thinwire.memory.live import Live
 from thinwire.memory.plan import make_plan, minimum
-from thinwire.memory.shelf import moved
+from thinwire.memory.shelf import worth_moving
 from thinwire.memory.space import base_bytes, floor_bytes
 from thinwire.memory.update import scratch_bytes
 from thinwire.optimizer import StageOptimizer
@@ -174,6 +174,6 @@ def test_what_an_update_takes_is_what_was_predicted(tmp_path, kind):
     with Live(there + [tensor for tensor in states if tensor.numel()]) as live:  # beside what is small and stays
         optimizer.step(1.0, 0.5)
     sizes, scratch = optimizer.state_sizes(), scratch_bytes(stage, config.train)
-    predicted = max(mine + sum(moved([each])) for mine, each in zip(scratch, sizes, strict=True))
+    predicted = max(mine + sum(worth_moving([each])) for mine, each in zip(scratch, sizes, strict=True))
     assert 0.95 * predicted < live.peak <= predicted
     pipeline.memory.close()

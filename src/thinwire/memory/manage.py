@@ -21,7 +21,7 @@ from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor, block_names
 from thinwire.memory.plan import make_plan
 from thinwire.memory.profile import measure_stage, slow_folder
-from thinwire.memory.shelf import Shelf, moved, shelf_bytes
+from thinwire.memory.shelf import Shelf, shelf_bytes, worth_moving
 from thinwire.memory.sizes import read_size
 from thinwire.memory.space import base_bytes
 from thinwire.memory.tier import lies_in_memory, measure_tier, open_tier
@@ -141,7 +141,7 @@ def limit(stage: Stage, codec: Codec, config: RunConfig, profile: Profile, plan:
     budget, device, profile = read_size(config.memory.budget), stage.cosine_TS.device, profile.under(plan)
     activations = slow_bytes(profile.blocks, plan.choices, in_flight)
     states = StageOptimizer(stage, config.train).state_sizes() if plan.optimizer_out else []
-    size = activations + shelf_bytes(moved(states))
+    size = activations + shelf_bytes(worth_moving(states))
     folder = slow_folder(config, run)
     if size and device.type == "cpu" and lies_in_memory(folder):
         print(

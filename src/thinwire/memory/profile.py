@@ -25,7 +25,7 @@ from thinwire.memory.blocks import Block, Profile, Tier
 from thinwire.memory.execute import block_names, held, lasting
 from thinwire.memory.live import Live
 from thinwire.memory.parcel import Parcel, address
-from thinwire.memory.shelf import moved
+from thinwire.memory.shelf import worth_moving
 from thinwire.memory.tier import CHUNK, measure_tier
 from thinwire.memory.update import between_steps
 from thinwire.model.cut import cut_layers
@@ -141,7 +141,7 @@ def measure_stage(stage: Stage, codec: Codec, config: RunConfig, tier: Tier) -> 
         fixed_bytes=sum(kinds.values()),
         payload_bytes=wire_of(stage, codec, config).flight_bytes + observer.ends.size,
         microbatches=config.pipeline.microbatches,
-        optimizer_bytes=sum(moved(StageOptimizer(stage, config.train).state_sizes())),
+        optimizer_bytes=sum(worth_moving(StageOptimizer(stage, config.train).state_sizes())),
         between_bytes=between,
         slim_between_bytes=slim_between,
         kinds=kinds,

@@ -53,7 +53,7 @@ class Shelf:
         del self._away[name]
 
 
-def moved(states: Iterable[Iterable[int]]) -> list[int]:
+def worth_moving(states: Iterable[Iterable[int]]) -> list[int]:
     """Return the sizes, of those of all parameters' state, that are worth the way."""
     return [size for sizes in states for size in sizes if size >= ALIGNMENT]
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from thinwire.config import TrainConfig
 from thinwire.memory.live import Live
-from thinwire.memory.shelf import moved
+from thinwire.memory.shelf import worth_moving
 from thinwire.memory.tier import CHUNK
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
@@ -19,9 +19,9 @@ def between_steps(stage: Stage, train: TrainConfig, kinds: Mapping[str, int]) ->
     """Return the most that is there with optimizer state in memory, and with it in slow memory; `kinds` are what is always there."""
     rest = sum(kinds.values()) - kinds["working memory"]
     scratch, states = scratch_bytes(stage, train), StageOptimizer(stage, train).state_sizes()
-    one_by_one = max((mine + sum(moved([sizes])) for mine, sizes in zip(scratch, states, strict=True)), default=0)
+    one_by_one = max((mine + sum(worth_moving([sizes])) for mine, sizes in zip(scratch, states, strict=True)), default=0)
     saving = rest - kinds["gradients"]  # a checkpoint wants all state at once, when the gradients are gone
-    return rest + max(scratch, default=0), max(saving, rest - sum(moved(states)) + one_by_one + CHUNK)
+    return rest + max(scratch, default=0), max(saving, rest - sum(worth_moving(states)) + one_by_one + CHUNK)
 
 
 def scratch_bytes(stage: Stage, train: TrainConfig) -> list[int]:
