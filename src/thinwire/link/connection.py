@@ -12,6 +12,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from thinwire.link.emulate import Wire
 from thinwire.link.meter import Meter
@@ -24,6 +25,8 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 READ_BYTES = 256 * 2**10
+HANDSHAKE_BYTES = 16 * 2**10
+"""Read at once before the peer has proven who it is."""
 RECORD_BYTES = 16 * 2**10
 TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if hasattr(socket, "TCP_CONGESTION") else None)
 
@@ -57,7 +60,10 @@ def unacknowledged(sock: socket.socket) -> int:
 class Connection:
     """A TLS session on a connected socket."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, congestion: str = "unknown") -> None:
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, congestion: str = "unknown", name: str | None = None
+    ) -> None:
+        """Begin a session; a client may call the server by a name."""
         self.socket = sock
         self.congestion = congestion
         self.meter = Meter()
@@ -66,10 +72,9 @@ class Connection:
         """Carries what is written from now on; None: straight to the socket."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=name)
         self._pending: deque[memoryview] = deque()
-        self._buffer = bytearray(READ_BYTES)
-        self._view = memoryview(self._buffer)
+        self._view = memoryview(bytearray(HANDSHAKE_BYTES))
 
     def handshake(self) -> bool:
         """Go on with the handshake; return whether it is done. Raises ssl.SSLError with the reason, told to the peer too."""
@@ -92,6 +97,15 @@ class Connection:
         """Return the peer's certificate in DER."""
         return self._tls.getpeercert(binary_form=True) or b""
 
+    def shown_certificate(self) -> bytes | None:
+        """Return the certificate (DER) that the peer showed, also if it was refused; None: it cannot be told."""
+        # public from Python 3.13 on; before, the object beneath has it, and returns other objects
+        chain = getattr(self._tls, "get_unverified_chain", None) or getattr(
+            getattr(self._tls, "_sslobj", None), "get_unverified_chain", None
+        )
+        first: Any = next(iter(chain() or ()), None) if chain else None
+        return ssl.PEM_cert_to_DER_cert(first.public_bytes()) if hasattr(first, "public_bytes") else first
+
     @property
     def service(self) -> str | None:
         """Return what the client wants besides a link of neighbours, once the handshake is done."""
@@ -99,6 +113,8 @@ class Connection:
 
     def read(self) -> list[bytes]:
         """Return the TLS records that one read of the socket completes; raise ConnectionError at the end of the stream."""
+        if len(self._view) < READ_BYTES:
+            self._view = memoryview(bytearray(READ_BYTES))
         if not self._receive():
             return []
         return self.records()
@@ -116,7 +132,7 @@ class Connection:
     def _receive(self) -> bool:
         """Move bytes from the socket to TLS; return whether there were any."""
         try:
-            count = self.socket.recv_into(self._buffer)
+            count = self.socket.recv_into(self._view)
         except BlockingIOError:
             return False
         if count == 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import random
 import selectors
 import socket
@@ -11,20 +13,35 @@ from collections.abc import Callable
 from typing import Any
 
 from thinwire.link.connection import Connection, tune
-from thinwire.link.errors import LinkError
+from thinwire.link.knock import knock
 from thinwire.link.options import LinkOptions
+from thinwire.link.problem import (
+    NO_ATTEMPT,
+    Problem,
+    hung_up,
+    no_answer,
+    no_handshake,
+    no_tls,
+    not_connected,
+    wrong_certificate,
+)
 from thinwire.link.roster import Worker
 from thinwire.link.tls import Identity, certificate_of, client_context, fingerprint
 
+LOG = logging.getLogger("thinwire.link")
+
 
 class Dialer:
-    """At most one attempt at a time; `ready` gets the connection whose handshake is done."""
+    """At most one attempt at a time. Whatever answers, it goes on trying: who is at an address now need not be there in a minute."""
 
     def __init__(self, peer: Worker, identity: Identity, options: LinkOptions, service: str | None = None) -> None:
         self._peer = peer
         self._options = options
         self._context = client_context(identity, peer.certificate, service)
         self._der = certificate_of(peer.certificate)
+        self._name = knock(identity.certificate, peer.certificate)
+        self.fingerprint = identity.fingerprint
+        """Of this worker's own certificate, which the peer's roster must hold."""
         self._target: tuple[Any, ...] | None = None
         self._socket: socket.socket | None = None
         self._connection: Connection | None = None
@@ -32,8 +49,9 @@ class Dialer:
         self._deadline = 0.0
         self._retry_at = float("-inf")
         self._failures = 0
-        self.problem = "no attempt yet"
+        self.problem = NO_ATTEMPT
         """Why the last attempt failed."""
+        self._told = ""
 
     @property
     def busy(self) -> bool:
@@ -48,7 +66,8 @@ class Dialer:
         """Start an attempt when its time has come; end one that takes too long."""
         if self.busy:
             if now >= self._deadline:
-                self.failed(f"no TLS handshake within {self._options.establish_seconds} s", now, selector)
+                tell = no_answer if self._connection is None else no_handshake
+                self.failed(tell(self._address, self._options.establish_seconds), now, selector)
         elif now >= self._retry_at:
             self._start(now, selector, callback, resolve)
 
@@ -66,43 +85,54 @@ class Dialer:
             with contextlib.suppress(BlockingIOError):
                 self._socket.connect(address)
         except OSError as error:
-            self.failed(f"{self._peer.address}: {error.strerror or error}", now, selector)
+            self.failed(not_connected(self._address, error), now, selector)
 
-    def progress(self, now: float, selector: selectors.BaseSelector, callback: Callable[[], None], *, patient: bool) -> Connection | None:
-        """Go on after a socket event; return a finished connection. A refusal raises LinkError, unless `patient` and it may be noise."""
+    def progress(self, now: float, selector: selectors.BaseSelector, callback: Callable[[], None]) -> Connection | None:
+        """Go on after a socket event; return a finished connection."""
         assert self._socket is not None
+        if self._connection is None:
+            if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.failed(not_connected(self._address, OSError(code, os.strerror(code))), now, selector)
+                return None
+            self._connection = Connection(self._socket, self._context, server_side=False, congestion=self._congestion, name=self._name)
+            selector.modify(self._socket, selectors.EVENT_READ, callback)
         try:
-            if self._connection is None:
-                if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    raise OSError(code, "connecting failed")
-                self._connection = Connection(self._socket, self._context, server_side=False, congestion=self._congestion)
-                selector.modify(self._socket, selectors.EVENT_READ, callback)
             if not self._connection.handshake():
                 return None
-        except ssl.SSLCertVerificationError as error:
-            expected = fingerprint(self._peer.certificate)
-            raise LinkError(
-                f"the certificate shown at {self._peer.address} is not that of {self._peer.place} in the roster ({error.verify_message}); "
-                f"expected {expected}: compare fingerprints and update the roster"
-            ) from error
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError) as error:
-            self.failed(f"{self._peer.address}: {error.strerror or error}", now, selector)
-            return None
         except OSError as error:
-            if isinstance(error, ssl.SSLError) and not patient:
-                raise LinkError(f"no TLS 1.3 with {self._peer.place} at {self._peer.address}: {error.reason or error}") from error
-            self.failed(f"{self._peer.address}: {error.strerror or error}", now, selector)
+            self.failed(self._explain(error, self._connection), now, selector)
             return None
         if self._connection.peer_certificate() != self._der:
-            raise LinkError(f"the certificate at {self._peer.address} is not the one of {self._peer.place} in the roster")
+            self.failed(self._wrong(self._connection, "another certificate"), now, selector)
+            return None
         connection, self._connection = self._connection, None
         selector.unregister(self._socket)
         self._socket = None
         return connection
 
-    def failed(self, problem: str, now: float, selector: selectors.BaseSelector) -> None:
+    @property
+    def _address(self) -> str:
+        assert self._peer.address is not None
+        return self._peer.address
+
+    def _explain(self, error: OSError, connection: Connection) -> Problem:
+        """Tell why a handshake failed."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return self._wrong(connection, error.verify_message)
+        if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return no_tls(self._address, error)
+        return hung_up(self._address, error)
+
+    def _wrong(self, connection: Connection, reason: str) -> Problem:
+        expected = fingerprint(self._peer.certificate)
+        return wrong_certificate(self._peer.place, self._address, expected, connection.shown_certificate(), reason)
+
+    def failed(self, problem: Problem, now: float, selector: selectors.BaseSelector) -> None:
         """End the attempt and wait before the next one."""
         self.problem = problem
+        if not problem.patience and problem.text != self._told:  # waiting alone will hardly help, so somebody should know at once
+            self._told = problem.text
+            LOG.warning("%s; trying again", problem)
         self.cancel(selector)
         self.back_off(now)
 
@@ -114,7 +144,7 @@ class Dialer:
 
     def succeeded(self) -> None:
         """Forget earlier failures."""
-        self._failures = 0
+        self._failures, self._told = 0, ""
 
     def cancel(self, selector: selectors.BaseSelector) -> None:
         """Drop an attempt that is under way."""

@@ -51,10 +51,11 @@ def aborted(message: str, reason: str) -> LinkError:
     return kind(f"{message}: {reason}")
 
 
-def refused(peer: object, error: ssl.SSLError) -> LinkError:
-    """Return the error that a peer's alert in the handshake means."""
+def refused(peer: object, error: ssl.SSLError, fingerprint: str = "") -> LinkError:
+    """Return the error that a peer's alert in the handshake means; `fingerprint` is of this worker's certificate."""
     reason = str(error.reason).lower().replace("_", " ")
-    remedy = "its roster must hold this worker's valid certificate, and no standby may have taken this worker's place"
+    mine = f" ({fingerprint})" if fingerprint else ""
+    remedy = f"its roster must hold this worker's valid certificate{mine}, and no standby may have taken this worker's place"
     return LinkError(f"{peer} refused this worker: {reason}; {remedy}")
 
 

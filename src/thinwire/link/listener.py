@@ -8,36 +8,30 @@ whoever provides it, and never to a link.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import selectors
 import socket
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from thinwire.link.connection import Connection, tune
+from thinwire.link.knock import knock
 from thinwire.link.options import LinkOptions
+from thinwire.link.refusals import Refusals
+from thinwire.link.room import Guest, Room
 from thinwire.link.roster import Place, Worker, split_address
 from thinwire.link.tls import Identity, certificate_of, server_context
 
-LOG = logging.getLogger("thinwire.link")
-MAX_GUESTS = 32
-"""Connections that may be in their handshake at once."""
+ACCEPTS = 64
+"""Connections accepted before the handshakes under way are looked at."""
+LOOK_SECONDS = 0.25
+"""Time between two looks at who takes too long."""
 DRAIN_SECONDS = 1.0
 """A refused client may read the alert for this long before the socket goes."""
-
-
-class Guest:
-    """A connection that is not a link's yet."""
-
-    def __init__(self, connection: Connection, name: str, deadline: float) -> None:
-        self.connection = connection
-        self.name = name
-        self.deadline = deadline
-        self.refused = False
 
 
 class Listener:
@@ -59,12 +53,15 @@ class Listener:
         self.services: dict[str, Callable[[Place, Connection], None]] = {}
         """Who takes the connections for each service; called by the listener's thread, with who asks."""
         self._adopters: dict[Place, Callable[[Connection], None]] = {}
-        self._guests: dict[int, Guest] = {}
-        self.refusals: deque[str] = deque(maxlen=100)
+        self._room = Room()
+        self._serving: Guest | None = None
+        """Whose handshake is gone on with."""
+        self._log = Refusals()
+        self.refusals = self._log.latest
         """The latest refusals: who and why."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=64)
+            self._socket = socket.create_server((host, port), family=family, backlog=256)
         except OSError as error:
             raise ValueError(
                 f"cannot listen on {host}:{port} ({error.strerror}); choose an address of this machine and a free port"
@@ -87,7 +84,11 @@ class Listener:
         peers, others = tuple(peers), tuple(others)
         self._places = {certificate_of(peer.certificate): peer.place for peer in peers}
         self._askers = {certificate_of(worker.certificate): worker.place for worker in (*peers, *others)}
-        self._context = server_context(self._identity, {worker.certificate for worker in (*peers, *others)})
+        certificates = {worker.certificate for worker in (*peers, *others)}
+        self._knocks = {knock(certificate, self._identity.certificate) for certificate in certificates}
+        context = server_context(self._identity, certificates)
+        context.sni_callback = self._knocked
+        self._context = context
 
     def expect(self, place: Place, adopt: Callable[[Connection], None]) -> None:
         """Hand connections of a place to `adopt` from now on."""
@@ -112,73 +113,101 @@ class Listener:
         self._thread.join()
 
     def _run(self) -> None:
+        looked_at = 0.0
         try:
             while True:
-                for key, _ in self._selector.select(1.0 if self._guests else None):
+                for key, _ in self._selector.select(LOOK_SECONDS if self._room else None):
                     if key.data is None:
                         return
                     key.data()
                 now = time.monotonic()
-                for guest in [guest for guest in self._guests.values() if now >= guest.deadline]:
-                    if not guest.refused:
-                        self._note(guest, f"no TLS handshake within {self._options.establish_seconds} s")
-                    self._leave(guest).close()
+                if now >= looked_at + LOOK_SECONDS:
+                    looked_at = now
+                    self._end_overdue(now)
         finally:
-            for guest in list(self._guests.values()):
-                self._leave(guest).close()
+            for guest in self._room:
+                self._dismiss(guest)
             for item in (self._selector, self._socket, self._awake, self._wake):
                 item.close()
 
+    def _end_overdue(self, now: float) -> None:
+        for guest in self._room:
+            if now >= guest.deadline:
+                if not guest.refused:
+                    self._note(guest, f"no TLS handshake within {self._options.establish_seconds} s")
+                self._dismiss(guest)
+
     def _accept(self) -> None:
-        try:
-            sock, address = self._socket.accept()
-        except OSError:
-            return  # the client has left again, or there are no file descriptors: the next one is tried
-        name = f"{address[0]}:{address[1]}"
-        if len(self._guests) >= MAX_GUESTS:
-            # the oldest goes: idle strangers must not keep the peer out
-            oldest = next(iter(self._guests.values()))
-            self.refusals.append(f"{oldest.name}: still in its handshake when {MAX_GUESTS} others came")
-            self._leave(oldest).close()
-        try:
-            connection = Connection(sock, self._context, server_side=True, congestion=tune(sock, self._options))
-        except OSError:
-            sock.close()
-            return
-        guest = Guest(connection, name, time.monotonic() + self._options.establish_seconds)
-        self._guests[id(guest)] = guest
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._serve(guest))
+        for _ in range(ACCEPTS):
+            try:
+                sock, address = self._socket.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and (spared := self._room.least()) is not None:
+                    self._crowd_out(spared)
+                return  # nobody else waits, the client has left again, or there are no file descriptors: the next one is tried
+            sock.setblocking(False)
+            guest = Guest(sock, address[0], f"{address[0]}:{address[1]}", time.monotonic() + self._options.establish_seconds)
+            self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, guest))
+            if (crowded_out := self._room.enter(guest)) is not None:
+                self._crowd_out(crowded_out)
+
+    def _crowd_out(self, guest: Guest) -> None:
+        """Make room: strangers must not keep the peer out."""
+        if not guest.refused:
+            self._note(guest, "not done with its handshake when too many others came")
+        self._dismiss(guest)
+
+    def _knocked(self, tls: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> int | None:
+        """Look at the name in a handshake's first bytes: strangers are refused before a key is used, if there are many."""
+        assert self._serving is not None
+        self._serving.member = name in self._knocks
+        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME if self._room.crowded and not self._serving.member else None
+
+    def _begin(self, guest: Guest) -> Connection | None:
+        """Begin the handshake of a guest whose first bytes have come; None: somebody else needs the room more."""
+        if (crowded_out := self._room.spoke(guest)) is not None:
+            self._crowd_out(crowded_out)
+        if crowded_out is guest:
+            return None
+        guest.connection = Connection(guest.socket, self._context, server_side=True, congestion=tune(guest.socket, self._options))
+        return guest.connection
 
     def _serve(self, guest: Guest) -> None:
         """Go on with one handshake."""
+        if guest not in self._room:
+            return  # crowded out by one that came in the same moment
+        self._serving = guest
         try:
             if guest.refused:
-                while guest.connection.socket.recv(2**16):
+                while guest.socket.recv(2**16):
                     pass
                 raise ConnectionResetError
-            if guest.connection.handshake():
-                self._route(guest)
+            connection = guest.connection or self._begin(guest)
+            if connection is not None and connection.handshake():
+                self._route(guest, connection)
         except BlockingIOError:
             pass
         except OSError as error:
-            reason = (
-                error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else getattr(error, "reason", None) or str(error)
-            )
-            if not guest.refused:
-                # a client that just leaves (a scanner, a second connection no longer needed) is nothing to warn about
-                self._note(guest, reason, logging.WARNING if isinstance(error, ssl.SSLError) else logging.DEBUG)
-            if isinstance(error, ssl.SSLError) and not guest.refused:
-                # closing with unread bytes would send a reset that overtakes the alert
-                guest.refused = True
-                guest.deadline = time.monotonic() + DRAIN_SECONDS
-                guest.connection.end_output()
-            else:
-                self._leave(guest).close()
+            self._refuse(guest, error)
 
-    def _route(self, guest: Guest) -> None:
+    def _refuse(self, guest: Guest, error: OSError) -> None:
+        """End a handshake that went wrong."""
+        reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else getattr(error, "reason", None) or str(error)
+        if not guest.refused:
+            # a client that just leaves (a scanner, a second connection no longer needed) is nothing to warn about
+            self._note(guest, reason, logging.WARNING if isinstance(error, ssl.SSLError) else logging.DEBUG)
+        if isinstance(error, ssl.SSLError) and not guest.refused and guest.connection is not None:
+            # closing with unread bytes would send a reset that overtakes the alert
+            guest.refused = True
+            guest.deadline = time.monotonic() + DRAIN_SECONDS
+            guest.connection.end_output()
+        else:
+            self._dismiss(guest)
+
+    def _route(self, guest: Guest, connection: Connection) -> None:
         """Hand a finished connection to its link, or to the service it asks for."""
-        certificate = guest.connection.peer_certificate()
-        connection = self._leave(guest)
+        certificate = connection.peer_certificate()
+        self._leave(guest)
         adopt = self._adopter(certificate, connection.service)
         if adopt is None:
             if certificate not in self._askers:
@@ -196,11 +225,13 @@ class Listener:
         return None if serve is None or asker is None else partial(serve, asker)
 
     def _note(self, guest: Guest, reason: str, level: int = logging.WARNING) -> None:
-        self.refusals.append(f"{guest.name}: {reason}")
-        LOG.log(level, "refused a connection from %s: %s", guest.name, reason)
+        self._log.note(guest.host, guest.name, reason, level)
 
-    def _leave(self, guest: Guest) -> Connection:
-        self._guests.pop(id(guest), None)
+    def _leave(self, guest: Guest) -> None:
+        self._room.leave(guest)
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(guest.connection.socket)
-        return guest.connection
+            self._selector.unregister(guest.socket)
+
+    def _dismiss(self, guest: Guest) -> None:
+        self._leave(guest)
+        guest.socket.close()

@@ -2,8 +2,9 @@
 
     connecting -> hello -> open -> broken -> hello -> open ... -> closed | failed
 
-`connecting` and `broken` wait for a connection (dialled here or handed over by a listener), `hello` for the peer's HELLO on it. Every
-change of state happens in this thread; other threads leave frames in the outbox, take them from the inbox, or `call` something.
+`connecting` and `broken` wait for a connection (dialled here or handed over by a listener), `hello` for the peer's HELLO on it. A further
+connection that comes while one is in use is judged by its HELLO first (`greeting.py`): only the true peer takes the place of what works.
+Every change of state happens in this thread; other threads leave frames in the outbox, take them from the inbox, or `call` something.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from thinwire.link.connection import Connection
 from thinwire.link.contract import Contract, Cursor
@@ -22,18 +22,22 @@ from thinwire.link.dial import Dialer
 from thinwire.link.doorbell import Doorbell
 from thinwire.link.emulate import Wire
 from thinwire.link.errors import Interrupted, LinkClosed, LinkError, ProtocolError, Replaced, aborted, refused
-from thinwire.link.frame import HEADER_BYTES, UNSEQUENCED, Frame, Header, Kind, Parser, encode
+from thinwire.link.frame import HEADER_BYTES, UNSEQUENCED, Frame, Header, Kind, Parser
+from thinwire.link.greeting import Greeting
 from thinwire.link.heartbeat import TOKEN, Heartbeat, read_token
 from thinwire.link.hello import Hello, PeerBehind, PeerReplaced, Terms, decode_hello, judge, make_hello
 from thinwire.link.inbox import Inbox, decode_ack
 from thinwire.link.meter import Meter
 from thinwire.link.options import LINGER_SECONDS, MAX_REASON_BYTES, LinkOptions
 from thinwire.link.outbox import Outbox
+from thinwire.link.problem import NOT_CONNECTED, Problem, given_up
 from thinwire.link.roster import Place
 
 LOG = logging.getLogger("thinwire.link")
 SMALL_BATCH = 16 * 2**10
 LARGE_BATCH = 256 * 2**10
+MOST_GREETINGS = 4
+"""Connections that may wait for the peer's HELLO; all of them have its certificate."""
 
 
 class Loop:
@@ -66,7 +70,12 @@ class Loop:
         self.newest = newest
         """The newest incarnation of the peer that was ever met, on an earlier link too."""
         self._connection: Connection | None = None
-        self._parser = Parser(self._check)
+        """The one in use."""
+        self._parser: Parser | None = None
+        self._greetings: list[Greeting] = []
+        """Connections on which the peer's HELLO has not come yet, the oldest first."""
+        self._parked: tuple[Connection, Parser] | None = None
+        """The one that was in use, while one that was dialled because of doubts says HELLO."""
         self._incarnation: int | None = None
         self._stopped = False
         self._telling = False
@@ -76,9 +85,8 @@ class Loop:
         """Bytes that had come out at the other end when it was last asked for a sign of life, or last doubted."""
         now = time.monotonic()
         self.heartbeat = Heartbeat(options)
-        self._hello_deadline = now
         self.broken_since = now
-        self._problem = "the peer has not connected yet" if dialer is None else ""
+        self._problem = NOT_CONNECTED if dialer is None else None
         self._bell = Doorbell()
         self.wake = self._bell.ring
         self.call = self._bell.call
@@ -116,22 +124,20 @@ class Loop:
             if self._telling and self._connection is None and self.dialer is not None:
                 self.dialer.tend(now, self._selector, self._dialled, resolve=True)
             return
-        is_open = self.state == "open"
-        if self._connection is not None:
-            if not is_open and now >= self._hello_deadline:
-                self._lose(f"no HELLO within {self.options.establish_seconds} s")
-            elif self.heartbeat.silent(now):
-                self._lose(f"silent for {self.options.silent_seconds} s")
-            elif is_open and (token := self.heartbeat.ping(now)) is not None:
+        for greeting in [greeting for greeting in self._greetings if now >= greeting.deadline]:
+            self._dismiss(greeting, Problem(f"no HELLO within {self.options.establish_seconds} s"))
+        if self.state == "open":
+            assert self._connection is not None
+            if self.heartbeat.silent(now):
+                self._lose(Problem(f"silent for {self.options.silent_seconds} s"))
+            elif (token := self.heartbeat.ping(now)) is not None:
                 self._arrived, _ = self._connection.underway()
                 self.outbox.put_urgent(self._frame(Kind.PING, TOKEN.pack(token)))
-        is_open = self.state == "open"
-        if not is_open and now >= self.broken_since + self.options.reconnect_seconds:
-            problem = self._problem or (self.dialer.problem if self.dialer else "")
-            text = f"no connection to {self.peer} for {self.options.reconnect_seconds} s (last problem: {problem}); "
-            self._fail(LinkError(text + "check that it runs, its address in the roster, and firewalls"), tell=False)
-        elif self.dialer is not None:
-            if self._connection is None or (is_open and self._doubtful(now)):
+        if self.state != "open" and now >= self.broken_since + self.options.reconnect_seconds:
+            problem = self._problem or (self.dialer.problem if self.dialer else NOT_CONNECTED)
+            self._fail(given_up(self.peer, self.options.reconnect_seconds, problem), tell=False)
+        elif self.dialer is not None and not self._greetings:
+            if self._connection is None or self._doubtful(now):
                 self.dialer.tend(now, self._selector, self._dialled, resolve=self._connection is None)
             elif self.dialer.busy:
                 self.dialer.cancel(self._selector)  # the doubtful connection works after all
@@ -165,7 +171,7 @@ class Loop:
                 # a socket that takes all gets more at once; one that is slow, little, so that urgent frames find it nearly empty
                 self._batch = min(2 * self._batch, LARGE_BATCH) if clear else SMALL_BATCH
         except OSError as error:
-            self._lose(f"sending failed: {error.strerror or error}")
+            self._lose(Problem(f"sending failed: {error.strerror or error}"))
             return
         self.meter.note_pace(not self.wire.accepts(now) and self.outbox.waiting, now)
         if self._telling and connection.idle and not self.outbox.waiting:
@@ -181,9 +187,10 @@ class Loop:
             times.append(self._ending_at)
         elif self.state != "open":
             times.append(self.broken_since + self.options.reconnect_seconds)
+        times += [greeting.deadline for greeting in self._greetings]
         if self._connection is not None:
             if self._ending_at is None:
-                times.append(self.heartbeat.next_at(now) if self.state == "open" else self._hello_deadline)
+                times.append(self.heartbeat.next_at(now))
             if self.wire.next_at is not None:
                 times.append(self.wire.next_at)
             if self.state == "open" and not self._connection.blocked:
@@ -200,45 +207,84 @@ class Loop:
         assert self.dialer is not None
         if not self.dialer.busy:
             return
-        try:
-            patient = self._incarnation is not None
-            connection = self.dialer.progress(time.monotonic(), self._selector, self._dialled, patient=patient)
-        except LinkError as error:
-            self._fail(error, tell=False)
-            self.stop()
-            return
+        connection = self.dialer.progress(time.monotonic(), self._selector, self._dialled)
         if connection is not None:
             self._begin(connection)
 
     def _begin(self, connection: Connection) -> None:
-        """Use a new connection instead of the old one, from here on: the sequence in HELLO must not grow behind its back."""
+        """Greet the peer on a new connection; what is in use stays so until the peer's HELLO is judged."""
         if (self._ending_at is not None and not self._telling) or self._stopped:
             connection.close()
             return
         now = time.monotonic()
-        if self.state == "open":
-            self.broken_since = now
-        self._drop()
-        if not self._telling:
-            self.state = "hello"
-        self._connection = connection
-        self.congestion = connection.congestion
+        if self.dialer is not None and self._connection is not None and not self._telling:
+            self._park(now)
+        greeting = Greeting(connection, self.contract, now + self.options.establish_seconds)
         self.meter.absorb(connection.meter)
         connection.meter = self.meter
-        self._parser, self._batch = Parser(self._check), SMALL_BATCH
-        self.heartbeat.begin(now)
-        self._hello_deadline = now + self.options.establish_seconds
-        self._selector.register(connection.socket, selectors.EVENT_READ, self._readable)
-        hello = encode(self._frame(Kind.HELLO, self._hello().encode()))
-        self.meter.sent.framed[0] += len(hello)
+        self._greetings.append(greeting)
+        self._selector.register(connection.socket, selectors.EVENT_READ, lambda: self._take_in(greeting, connection.read))
+        if len(self._greetings) > MOST_GREETINGS:
+            self._dismiss(self._greetings[0], Problem(f"no HELLO before {MOST_GREETINGS} other connections came"))
+        if self._connection is None:
+            if not self._telling:
+                self.state = "hello"
+            if not self._say_hello(greeting, now):
+                return
+            if self._telling:
+                self._use(greeting, now)
+                return
+        self._take_in(greeting, connection.records)  # HELLO may have come with the handshake
+
+    def _park(self, now: float) -> None:
+        """Put the doubtful connection aside: what came in on it from here on would not be in our HELLO on the next one."""
+        assert self._connection is not None and self._parser is not None
+        self._selector.unregister(self._connection.socket)
+        self._parked = (self._connection, self._parser)
+        self._connection = None
+        self.broken_since = now
+
+    def _say_hello(self, greeting: Greeting, now: float) -> bool:
+        """Send our HELLO; return whether that was possible."""
         try:
-            connection.write([hello], now)
-            connection.wire = self.wire
-            connection.flush(now)
+            greeting.say(self._frame(Kind.HELLO, self._hello().encode()), now)
         except OSError as error:
-            self._lose(f"sending HELLO failed: {error.strerror or error}")
-            return
-        self._take_in(connection.records)  # HELLO may have come with the handshake
+            self._dismiss(greeting, Problem(f"sending HELLO failed: {error.strerror or error}"))
+            return False
+        return True
+
+    def _use(self, greeting: Greeting, now: float) -> None:
+        """Use the connection of a greeting from now on, and no other; those that got our HELLO before know an older state."""
+        self._greetings.remove(greeting)
+        self._drop()
+        if self._parked is not None:
+            self._parked[0].close()
+            self._parked = None
+        for other in [other for other in self._greetings if other.said]:
+            self._dismiss(other, Problem("another connection was faster"))
+        self._connection, self._parser = greeting.connection, greeting.parser
+        greeting.check = self._check
+        self._connection.wire = self.wire
+        self.congestion = self._connection.congestion
+        self._batch = SMALL_BATCH
+        self.heartbeat.begin(now)
+        self._selector.modify(self._connection.socket, selectors.EVENT_READ, self._readable)
+
+    def _dismiss(self, greeting: Greeting, problem: Problem) -> None:
+        """Give a connection up that is not in use; go on with the one before it, if there is one."""
+        self._greetings.remove(greeting)
+        self._selector.unregister(greeting.connection.socket)
+        greeting.connection.close()
+        LOG.info("gave up a connection to %s: %s", self.peer, problem.text)
+        if self._parked is not None and not self._greetings:
+            (self._connection, self._parser), self._parked = self._parked, None
+            self._selector.register(self._connection.socket, selectors.EVENT_READ, self._readable)
+            self.heartbeat.begin(time.monotonic())
+            self.state = "open"
+        if self._connection is None:
+            self._without(problem)
+        elif self.dialer is not None:
+            self.dialer.back_off(time.monotonic())
 
     def _hello(self) -> Hello:
         return make_hello(self.terms, self.contract.epoch, self.options, self.inbox.received, self.inbox.consumed(), self.newest or 0)
@@ -248,43 +294,58 @@ class Loop:
 
     def _readable(self) -> None:
         if self._connection is not None:
-            self._take_in(self._connection.read)
+            self._take_in(None, self._connection.read)
 
-    def _take_in(self, read: Callable[[], list[bytes]]) -> None:
-        """Handle what a read gives."""
+    def _take_in(self, greeting: Greeting | None, read: Callable[[], list[bytes]]) -> None:
+        """Handle what a read of the connection in use gives, or of one with which a greeting is under way."""
+        source = self._connection if greeting is None else greeting.connection
+        parser = self._parser if greeting is None else greeting.parser
+        assert parser is not None
         try:
             before = self.meter.received.socket
             records = read()
-            if records or self.meter.received.socket > before:  # on a slow line a record takes long to be whole
+            if greeting is None and (records or self.meter.received.socket > before):  # on a slow line a record takes long to be whole
                 self.heartbeat.heard(time.monotonic())
             for record in records:
-                if self._telling or self._stopped:
-                    return  # after a refusal only the end of the stream matters
-                for frame in self._parser.feed(record):
-                    self._handle(frame)
-                    if self._connection is None or self._telling or self._stopped:
+                for frame in parser.feed(record):
+                    if source is self._connection:
+                        self._handle(frame)
+                    elif greeting is not None:
+                        self._greet(greeting, frame, time.monotonic())
+                    # after a refusal only the end of the stream matters
+                    if self._telling or self._stopped or not (source is self._connection or greeting in self._greetings):
                         return
-        except ProtocolError as error:
-            self._fail(error, tell=True)
-        except ssl.SSLError as error:
-            # the peer has finished its handshake only when it answers: its refusal of our certificate arrives here
-            if self.state == "hello" and "ALERT" in (error.reason or ""):
-                self._fail(refused(self.peer, error), tell=False)
-            else:
-                self._lose(f"TLS: {error.reason or error}")
         except OSError as error:
-            self._lose(str(error.strerror or error))
+            self._failed_read(None if source is self._connection else greeting, error)
         finally:
             self.inbox.announce()
 
+    def _failed_read(self, greeting: Greeting | None, error: OSError) -> None:
+        """Act on a frame that is refused, or on a connection that is lost."""
+        text = f"TLS: {error.reason or error}" if isinstance(error, ssl.SSLError) else str(error.strerror or error)
+        if greeting is None:
+            if isinstance(error, ProtocolError):
+                self._fail(error, tell=True)
+            else:
+                self._lose(Problem(text))
+        elif isinstance(error, LinkError):
+            self._turn_away(greeting, error)
+        elif isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+            # the peer has finished its handshake only when it answers: its refusal of our certificate arrives here
+            refusal = refused(self.peer, error, self.dialer.fingerprint if self.dialer else "")
+            if self.newest is None:
+                self._fail(refusal, tell=False)
+            else:
+                self._dismiss(greeting, Problem(str(refusal)))
+        else:
+            self._dismiss(greeting, Problem(text))
+
     def _check(self, header: Header) -> None:
-        """Refuse a header that this state or the contract does not allow."""
+        """Refuse a header that the contract does not allow on an open link."""
         if header.kind in UNSEQUENCED:
             self.contract.check_unsequenced(header)
-            if (header.kind is Kind.HELLO) != (self.state == "hello") and header.kind is not Kind.ABORT:
+            if header.kind is Kind.HELLO:
                 raise ProtocolError("kind", header.kind.name, "HELLO first, and once")
-        elif self.state != "open":
-            raise ProtocolError("kind", header.kind.name, "HELLO first")
         else:
             self.inbox.check(header)
 
@@ -301,40 +362,57 @@ class Loop:
             self.outbox.put_urgent(self._frame(Kind.PONG, bytes(frame.payload[: TOKEN.size])))
         elif header.kind is Kind.PONG:
             self.heartbeat.pong(read_token(frame.payload), now)
-        elif header.kind is Kind.HELLO:
-            self._greet(decode_hello(frame.payload), now)
         else:
-            reason = bytes(frame.payload).decode(errors="replace")
-            self._fail(aborted(f"{self.peer} aborted the link", reason), tell=False)
+            self._fail(self._abort_in(frame), tell=False)
 
-    def _greet(self, theirs: Hello, now: float) -> None:
+    def _abort_in(self, frame: Frame) -> LinkError:
+        return aborted(f"{self.peer} aborted the link", bytes(frame.payload).decode(errors="replace"))
+
+    def _greet(self, greeting: Greeting, frame: Frame, now: float) -> None:
         """Compare the peer's HELLO with ours and open, or say what differs."""
+        if frame.header.kind is Kind.ABORT:
+            self._turn_away(greeting, self._abort_in(frame), told=True)
+            return
+        theirs = decode_hello(frame.payload)
         try:
             judge(self._hello(), theirs, self.peer, self.newest, heard=self._incarnation is not None)
-        except PeerBehind as error:
-            self._lose(str(error))
-        except PeerReplaced as error:
-            self._turn_away(str(error), now)
-        except LinkError as error:
-            self._fail(error, tell=not isinstance(error, Replaced) and not (isinstance(error, Interrupted) and error.epoch))
-        else:
             self.outbox.rewind(theirs.received, theirs.consumed)
+        except PeerBehind as error:
+            self._dismiss(greeting, Problem(str(error)))
+        except PeerReplaced as error:
+            self._turn_away(greeting, LinkError(str(error)), stale=True)
+        else:
+            if not greeting.said:
+                self._drop()  # from here on nothing comes in that our HELLO would not count
+                if not self._say_hello(greeting, now):
+                    return
+            self._use(greeting, now)
             self._incarnation = self.newest = theirs.incarnation
-            self._problem = ""
+            self._problem = None
             self.state = "open"
             self.meter.connections += 1
             if self.dialer is not None:
                 self.dialer.succeeded()
             self.opened.set()
 
-    def _turn_away(self, reason: str, now: float) -> None:
-        """Tell an old process that it has been replaced; the link waits for the new one."""
-        assert self._connection is not None
-        with suppress(OSError):  # it will ask again
-            self._connection.write([encode(self._frame(Kind.ABORT, reason.encode()))], now)
-            self._connection.flush(now)
-            self._connection.end_output()
-        self._lose(reason)
+    def _turn_away(self, greeting: Greeting, error: LinkError, *, told: bool = False, stale: bool = False) -> None:
+        """Refuse a greeting, or be refused by it (`told`).
+
+        It is the end of a link that never was. A peer that was met before is waited for instead, or goes on, if it is still there:
+        this may be a second process of it with other settings. Only one that was restarted, or has moved on, ends the epoch.
+        """
+        now = time.monotonic()
+        if stale or (self.newest is not None and (type(error) is LinkError or isinstance(error, ProtocolError))):
+            if not told and (greeting.said or self._say_hello(greeting, now)):  # our HELLO too: there the difference is named as seen there
+                greeting.refuse(self._frame(Kind.ABORT, str(error).encode()[:MAX_REASON_BYTES]), now)
+            if greeting in self._greetings:
+                LOG.log(logging.INFO if stale else logging.WARNING, "%s was turned away: %s", self.peer, error)
+                self._dismiss(greeting, Problem(str(error), "start it as the others were started", patience=False))
+            return
+        tell = not told and not isinstance(error, Replaced) and not (isinstance(error, Interrupted) and error.epoch)
+        if tell and (greeting.said or self._say_hello(greeting, now)):
+            self._use(greeting, now)
+        self._fail(error, tell=tell)
 
     def _said_goodbye(self, now: float) -> None:
         """Acknowledge the peer's goodbye and wait for it to hang up."""
@@ -344,18 +422,30 @@ class Loop:
         self.outbox.put_urgent(self._frame(Kind.ACK, self.inbox.acknowledgement()))
         self._ending_at = now + LINGER_SECONDS
 
-    def _lose(self, problem: str) -> None:
+    def _lose(self, problem: Problem) -> None:
         """Go on without the connection; the link stays."""
         now = time.monotonic()
         self._drop()
         if self._ending_at is not None:
             self._stopped = not (self._telling and self.outbox.waiting)
             return
-        LOG.info("lost the connection to %s: %s", self.peer, problem)
-        self._problem = problem
+        LOG.info("lost the connection to %s: %s", self.peer, problem.text)
         if self.state == "open":
             self.broken_since = now
-        self.state = "broken"
+        self._without(problem)
+
+    def _without(self, problem: Problem) -> None:
+        """Note that no connection is in use, and why."""
+        now = time.monotonic()
+        if self.state == "open":
+            self.broken_since = now
+        self._problem = problem
+        if self._greetings:
+            self.state = "hello"
+            for greeting in [greeting for greeting in self._greetings if not greeting.said]:
+                self._say_hello(greeting, now)
+        elif self.error is None:
+            self.state = "broken"
         if self.dialer is not None and not self.dialer.busy:
             self.dialer.back_off(now)
 
@@ -363,7 +453,7 @@ class Loop:
         """Break the TCP connection, as a fault would (call it through `call`)."""
         if self._connection is not None:
             self._connection.reset()
-            self._lose("reset by a test")
+            self._lose(Problem("reset by a test"))
 
     def abort(self, reason: str) -> None:
         """Fail on purpose (call it through `call`)."""
@@ -403,6 +493,10 @@ class Loop:
         self._stopped = True
         self._bell.close()  # obeys the last commands: a connection handed over too late closes itself
         self._drop()
+        for greeting in self._greetings:
+            greeting.connection.close()
+        if self._parked is not None:
+            self._parked[0].close()
         if self.dialer is not None:
             self.dialer.cancel(self._selector)
         self._selector.close()
