@@ -121,7 +121,7 @@ def test_an_older_process_is_turned_away_and_the_newer_one_goes_on(world):
     with pair(world) as (left, right, _):
         left.wait_open(10)
         right.wait_open(10)
-        left._loop.newest = 9  # a process that started later has been met
+        left._loop.reception.newest = 9  # a process that started later has been met
         right.reset_connection()
         with pytest.raises(Replaced, match="a newer process has taken the place"):
             right.receive(Channel.CONTROL, 10)

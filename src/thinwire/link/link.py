@@ -178,7 +178,7 @@ class Link:
     @property
     def newest(self) -> int | None:
         """Return the newest incarnation of the peer that was met."""
-        return self._loop.newest
+        return self._loop.reception.newest
 
     @property
     def state(self) -> str:
