@@ -1,0 +1,108 @@
+"""Strangers at a real listener while the true peer is in its handshake: cause and order, no clock (bench/strangers.py has the times)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+
+import pytest
+
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
+from thinwire.link.contract import Contract
+from thinwire.link.knock import knock
+from thinwire.link.link import Link
+from thinwire.link.listener import Listener
+from thinwire.link.roster import Worker
+from thinwire.link.tls import client_context
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def listener(world) -> Iterator[Listener]:
+    listener = Listener(LOOPBACK, world.identity("left"), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
+    yield listener
+    listener.close()
+
+
+class Peer:
+    """The true peer, whose handshake the test takes step by step."""
+
+    def __init__(self, world, listener: Listener) -> None:
+        self.adopted: list[object] = []
+        listener.expect(RIGHT, self.adopted.append)
+        left = world.identity("left").certificate
+        context = client_context(world.identity("right"), left)
+        self.socket = socket.create_connection(listener.address, timeout=60)
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=knock(world.identity("right").certificate, left))
+
+    def say(self) -> bool:
+        """Go on with the handshake as far as possible without the other end; return whether it is done."""
+        done = True
+        try:
+            self.tls.do_handshake()
+        except ssl.SSLWantReadError:
+            done = False
+        self.socket.sendall(self.outgoing.read())
+        return done
+
+    def finish(self) -> None:
+        while not self.say():
+            data = self.socket.recv(2**16)
+            assert data, "the listener has hung up"
+            self.incoming.write(data)
+
+
+def crowd(listener: Listener, stack: contextlib.ExitStack, count: int, opening: bytes = b"") -> None:
+    """Connect many strangers, each of whom says `opening` and holds on; return when the listener has taken them all in."""
+    for _ in range(count):
+        sock = stack.enter_context(socket.create_connection(listener.address, timeout=60))
+        sock.sendall(opening)
+    with socket.create_connection(listener.address, timeout=60) as last:
+        last.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        last.recv(100)  # it came behind the others and has its answer
+
+
+def stranger_hello() -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    outgoing = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+@pytest.mark.parametrize("kind", ["idle", "talking"])
+def test_a_crowd_does_not_push_the_peer_out_of_its_handshake(world, listener, kind):
+    peer = Peer(world, listener)
+    assert not peer.say()
+    wait_until(lambda: peer.socket.recv(1, socket.MSG_PEEK))  # the listener has answered the first bytes
+    with contextlib.ExitStack() as strangers:
+        crowd(listener, strangers, 300, b"" if kind == "idle" else stranger_hello())
+        peer.finish()
+        wait_until(lambda: peer.adopted)
+    peer.socket.close()
+    peer.adopted[0].close()
+
+
+@pytest.mark.parametrize("kind", ["idle", "talking"])
+def test_the_peer_gets_in_while_a_crowd_holds_on(world, listener, kind):
+    with contextlib.ExitStack() as strangers:
+        crowd(listener, strangers, 300, b"" if kind == "idle" else stranger_hello())
+        left = Link.listen(listener, Worker(RIGHT, world.identity("right").certificate), terms(LEFT), Contract(), options=QUICK)
+        host, port = listener.address
+        target = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
+        right = Link.connect(target, world.identity("right"), terms(RIGHT), Contract(), options=QUICK)
+        right.wait_open(60)
+        left.wait_open(60)
+    for link in (right, left):
+        link.close()
+
+
+def test_a_member_is_known_by_its_knock_alone_to_members(world):
+    pems = [world.identity(name).certificate for name in ("left", "right", "stranger")]
+    words = {knock(client, server) for client in pems for server in pems}
+    assert len(words) == 9 and all(word.isalnum() and len(word) < 63 for word in words)
