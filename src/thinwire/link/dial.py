@@ -49,9 +49,15 @@ class Dialer:
         self._deadline = 0.0
         self._retry_at = float("-inf")
         self._failures = 0
-        self.problem = NO_ATTEMPT
-        """Why the last attempt failed."""
+        self._problem = NO_ATTEMPT
         self._told = ""
+
+    @property
+    def problem(self) -> Problem:
+        """Return why the last attempt failed, or how far the first one has come."""
+        if self._problem is not NO_ATTEMPT or not self.busy:
+            return self._problem
+        return no_answer(self._address) if self._connection is None else no_handshake(self._address)
 
     @property
     def busy(self) -> bool:
@@ -129,15 +135,16 @@ class Dialer:
 
     def failed(self, problem: Problem, now: float, selector: selectors.BaseSelector) -> None:
         """End the attempt and wait before the next one."""
-        self.problem = problem
+        self._problem = problem
         if not problem.patience and problem.text != self._told:  # waiting alone will hardly help, so somebody should know at once
             self._told = problem.text
             LOG.warning("%s; trying again", problem)
         self.cancel(selector)
         self.back_off(now)
 
-    def back_off(self, now: float) -> None:
-        """Pause before the next attempt."""
+    def back_off(self, now: float, problem: Problem | None = None) -> None:
+        """Pause before the next attempt; a connection that was made may have had a problem."""
+        self._problem = problem or self._problem
         pause = min(self._options.backoff_limit_seconds, self._options.backoff_seconds * 2 ** min(self._failures, 16))
         self._failures += 1
         self._retry_at = now + pause * random.uniform(0.5, 1.0)

@@ -317,8 +317,7 @@ class Loop:
             self.state = "failed" if self.error else "hello" if self.reception.greetings else "broken"
             self.reception.lost(now)
         if self.dialer is not None and not self.dialer.busy:
-            self.dialer.problem = problem
-            self.dialer.back_off(now)
+            self.dialer.back_off(now, problem)
 
     def reset(self) -> None:
         """Break the TCP connection, as a fault would (call it through `call`)."""

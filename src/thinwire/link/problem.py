@@ -76,10 +76,11 @@ def no_answer(address: str, seconds: float | None = None) -> Problem:
     )
 
 
-def no_handshake(address: str, seconds: float) -> Problem:
+def no_handshake(address: str, seconds: float | None = None) -> Problem:
     """Tell that something took the connection and said nothing."""
+    within = "" if seconds is None else f" within {seconds:g} s"
     return Problem(
-        f"{address} took the connection, but no TLS handshake within {seconds:g} s",
+        f"{address} took the connection, but no TLS handshake followed{within}",
         "see whether the worker listens on that port or another program does, and whether machine and line are overloaded",
     )
 

@@ -1,0 +1,195 @@
+"""A connection that comes while another is in use, or after the peer was lost: judged first, and nothing good is given up for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from link.support import LEFT, QUICK, RIGHT, Proxy, pair, terms, wait_until
+from thinwire.link.contract import Contract
+from thinwire.link.errors import Interrupted, LinkError
+from thinwire.link.frame import Channel, Frame, Kind, encode
+from thinwire.link.hello import make_hello
+from thinwire.link.link import Link
+from thinwire.link.listener import Listener
+from thinwire.link.options import LinkOptions
+from thinwire.link.roster import Worker
+from thinwire.link.tls import client_context
+
+pytestmark = pytest.mark.timeout(120)
+SKEWED = {"model.width": 128, "codec.name": "dense"}
+SECOND = {
+    "other settings": {"config": SKEWED, "incarnation": 9},
+    "another run": {"run": "another", "incarnation": 9},
+    "an older process": {"incarnation": 1},
+}
+
+
+def second_process(world, address: tuple[str, int], **changes) -> Link:
+    """Start the right worker once more, with its own key."""
+    host, port = address
+    target = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
+    return Link.connect(target, world.identity("right"), terms(RIGHT, **changes), Contract(), options=QUICK)
+
+
+@contextlib.contextmanager
+def open_pair(world, **more) -> Iterator[tuple[Link, Link, Proxy]]:
+    with pair(world, right_terms=terms(RIGHT, incarnation=5), proxy=True, **more) as (left, right, proxy):
+        left.wait_open(60)
+        right.wait_open(60)
+        yield left, right, proxy
+
+
+def both_ways(left: Link, right: Link, word: bytes) -> None:
+    for sender, receiver in ((left, right), (right, left)):
+        sender.send(Frame.make(Kind.STEP, word), 60)
+        assert receiver.receive(Channel.CONTROL, 60).payload == word
+
+
+@pytest.mark.parametrize("kind", SECOND)
+def test_a_second_process_that_does_not_fit_leaves_the_good_connection_alone(world, kind):
+    with open_pair(world) as (left, right, proxy):
+        second = second_process(world, proxy._target, **SECOND[kind])
+        with pytest.raises(LinkError, match=r"model\.width|run: |a newer process"):
+            second.wait_open(60)
+        second.close()
+        both_ways(left, right, b"as if nothing had been")
+        assert left.error is None and right.error is None
+        assert left.meter.connections == right.meter.connections == 1 and proxy.connections == 1
+
+
+def test_a_connection_that_says_nothing_displaces_nobody(world):
+    """It has the peer's certificate: a copy of the machine that hangs, or one whose line was cut after the handshake."""
+    context = client_context(world.identity("right"), world.identity("left").certificate)
+    with open_pair(world) as (left, right, proxy):
+        silent = [context.wrap_socket(socket.create_connection(proxy._target)) for _ in range(6)]
+        wait_until(lambda: len(left._loop.reception.greetings) >= 4)
+        both_ways(left, right, b"still there")
+        assert left.meter.connections == 1 and len(left._loop.reception.greetings) == 4
+        for sock in silent:
+            sock.close()
+
+
+def test_rubbish_with_the_peers_certificate_displaces_nobody(world):
+    context = client_context(world.identity("right"), world.identity("left").certificate)
+    hello = encode(Frame.make(Kind.HELLO, make_hello(terms(RIGHT), 0, QUICK, 999, ((0, 0),) * len(Channel)).encode()))
+    with open_pair(world) as (left, right, proxy):
+        for data in (b"rubbish" * 100, hello, encode(Frame.make(Kind.STEP, b"no HELLO"))):
+            with context.wrap_socket(socket.create_connection(proxy._target)) as sock:
+                sock.sendall(data)
+                sock.settimeout(60)
+                with contextlib.suppress(ConnectionError, ssl.SSLError):
+                    while sock.recv(2**16):
+                        pass
+        both_ways(left, right, b"still there")
+        assert left.error is None and left.meter.connections == 1
+
+
+def test_a_peer_that_comes_back_with_other_settings_is_told_and_the_true_one_waited_for(world, caplog):
+    with open_pair(world) as (left, right, proxy):
+        hold, right._loop.dialer.tend = right._loop.dialer.tend, lambda *args, **more: None
+        right.reset_connection()
+        wait_until(lambda: left.state == "broken")
+        with caplog.at_level(logging.WARNING, "thinwire.link"):
+            wrong = second_process(world, proxy._target, config=SKEWED, incarnation=9)
+            with pytest.raises(LinkError, match=r"model\.width: 128 here, 64 there"):
+                wrong.wait_open(60)
+            wrong.close()
+            wait_until(lambda: "model.width: 64 here, 128 there" in caplog.text)
+        assert left.error is None
+        right._loop.dialer.tend = hold
+        right._loop.wake()
+        both_ways(left, right, b"back again")
+        assert left.meter.connections == 2
+
+
+def test_a_peer_that_refuses_us_is_tried_again_once_it_was_met(world):
+    """Its process was started again with another roster, and somebody notices: the worker that still trains waits for that."""
+    with open_pair(world) as (left, right, proxy):
+        stranger = Worker(RIGHT, world.identity("stranger").certificate)
+        deaf = Listener(("127.0.0.1", 0), world.identity("left"), [stranger], QUICK)
+        right_address, proxy._target = proxy._target, deaf.address
+        proxy.cut()
+        wait_until(lambda: "refused this worker" in right._loop.dialer.problem.text)
+        assert world.identity("right").fingerprint in right._loop.dialer.problem.text and right.error is None
+        proxy._target = right_address
+        proxy.cut()
+        both_ways(left, right, b"back again")
+        deaf.close()
+
+
+def test_a_restarted_peer_still_ends_the_epoch(world):
+    with open_pair(world) as (left, _, proxy):
+        second = second_process(world, proxy._target, incarnation=9)
+        for link in (left, second):
+            with pytest.raises(Interrupted, match="restarted"):
+                link.receive(Channel.CONTROL, 60)
+        second.close()
+
+
+def test_a_doubtful_connection_is_taken_up_again_if_the_next_one_leads_nowhere(world):
+    options = LinkOptions(establish_seconds=0.5, close_seconds=3.0)
+    kept = []
+    with pair(world, options=options) as (left, right, _):
+        left.wait_open(60)
+        right.wait_open(60)
+        listener = listener_of(left)
+        listener._adopters[RIGHT] = kept.append  # the second connection gets through TLS, and nobody answers its HELLO
+        right._loop._doubtful = lambda now: not kept
+        right._loop.wake()
+        wait_until(lambda: kept)
+        left.send(Frame.make(Kind.STEP, b"sent while it was put aside"), 60)
+        assert right.receive(Channel.CONTROL, 60).payload == b"sent while it was put aside"
+        right.send(Frame.make(Kind.STEP, b"and back"), 60)
+        assert left.receive(Channel.CONTROL, 60).payload == b"and back"
+        assert right.meter.connections == 1 and right.state == "open"
+    for connection in kept:
+        connection.close()
+
+
+def listener_of(link: Link) -> Listener:
+    """Return the listener that hands connections to a link."""
+    finished = link._loop._finished
+    return next(cell.cell_contents for cell in finished.__closure__ if isinstance(cell.cell_contents, Listener))
+
+
+@contextlib.contextmanager
+def another_server(world, kind: str) -> Iterator[tuple[str, int]]:
+    """Be somebody who is not the peer."""
+    if kind == "another certificate":
+        listener = Listener(("127.0.0.1", 0), world.identity("stranger"), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
+        yield listener.address
+        listener.close()
+        return
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as client:
+                        client.sendall(b"220 mail.example.org ESMTP" * 10)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield server.getsockname()
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["another certificate", "no TLS"])
+def test_somebody_else_at_the_peers_address_for_a_while_ends_nothing(world, kind):
+    words = {"another certificate": "shown " + world.identity("stranger").fingerprint, "no TLS": "does not speak TLS"}[kind]
+    with open_pair(world) as (left, right, proxy), another_server(world, kind) as address:
+        true_address, proxy._target = proxy._target, address
+        proxy.cut()
+        wait_until(lambda: words in right._loop.dialer.problem.text)
+        assert right.error is None
+        proxy._target = true_address
+        proxy.cut()
+        both_ways(left, right, b"the true one is back")
