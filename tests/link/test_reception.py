@@ -116,8 +116,8 @@ def test_a_peer_that_refuses_us_is_tried_again_once_it_was_met(world):
         deaf = Listener(("127.0.0.1", 0), world.identity("left"), [stranger], QUICK)
         right_address, proxy._target = proxy._target, deaf.address
         proxy.cut()
-        wait_until(lambda: "refused this worker" in right._loop.dialer.problem.text)
-        assert world.identity("right").fingerprint in right._loop.dialer.problem.text and right.error is None
+        wait_until(lambda: "refused this worker" in right.problem)
+        assert world.identity("right").fingerprint in right.problem and right.error is None
         proxy._target = right_address
         proxy.cut()
         both_ways(left, right, b"back again")
@@ -188,7 +188,7 @@ def test_somebody_else_at_the_peers_address_for_a_while_ends_nothing(world, kind
     with open_pair(world) as (left, right, proxy), another_server(world, kind) as address:
         true_address, proxy._target = proxy._target, address
         proxy.cut()
-        wait_until(lambda: words in right._loop.dialer.problem.text)
+        wait_until(lambda: words in right.problem)
         assert right.error is None
         proxy._target = true_address
         proxy.cut()

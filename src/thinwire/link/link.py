@@ -192,6 +192,11 @@ class Link:
         return time.monotonic() - self._loop.broken_since if waiting else 0.0
 
     @property
+    def problem(self) -> str:
+        """Return why there is no connection; nothing while there is one."""
+        return "" if self.state == "open" else self._loop.problem.text
+
+    @property
     def error(self) -> LinkError | None:
         """Return why the link failed."""
         return self._loop.error

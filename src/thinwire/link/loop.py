@@ -126,13 +126,17 @@ class Loop:
                 self._arrived, _ = self.connection.underway()
                 self.outbox.put_urgent(self.frame(Kind.PING, TOKEN.pack(token)))
         if self.state != "open" and now >= self.broken_since + self.options.reconnect_seconds:
-            problem = self._problem if self.dialer is None else self.dialer.problem
-            self.fail(given_up(self.peer, self.options.reconnect_seconds, problem), tell=False)
+            self.fail(given_up(self.peer, self.options.reconnect_seconds, self.problem), tell=False)
         elif self.dialer is not None and not self.reception.greetings:
             if self.connection is None or self._doubtful(now):
                 self.dialer.tend(now, self.selector, self._dialled, resolve=self.connection is None)
             elif self.dialer.busy:
                 self.dialer.cancel(self.selector)  # the doubtful connection works after all
+
+    @property
+    def problem(self) -> Problem:
+        """Return why there is no connection, or was none."""
+        return self._problem if self.dialer is None else self.dialer.problem
 
     def _doubtful(self, now: float) -> bool:
         """Tell whether an answer is overdue, and the question is not merely waiting for what was sent before it on a slow line."""
