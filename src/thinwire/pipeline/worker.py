@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinwire.codecs.base import TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config import ModelConfig, RunConfig
+from thinwire.link.errors import ProtocolError
 from thinwire.link.link import Link
 from thinwire.link.probe import probe
 from thinwire.memory.blocks import Profile
@@ -222,12 +223,15 @@ class WorkerPipeline:
     def fetch_copies(self, name: str, votes: Sequence[dict[str, Any]]) -> None:
         plan = self.stages[0].plan
         index, votes = plan.index, of_replica(votes, self.replica, plan.count)
+        if self.copies:
+            self.copies.expect(None if name in votes[index]["steps"] else name)
         for stage, vote in enumerate(votes):
             if name in vote["steps"]:
                 continue
             keepers = [other for other in (stage + 1, stage - 1) if 0 <= other < len(votes)]
-            keeper = next(other for other in keepers if name in votes[other]["copies"].get(str(stage), []))
-            assert self.copies is not None or index not in (stage, keeper)
+            keeper = next((other for other in keepers if name in votes[other]["copies"].get(str(stage), [])), None)
+            if keeper is None or (self.copies is None and index in (stage, keeper)):
+                raise ProtocolError("vote", f"{name} of stage {stage}", "a checkpoint that it has, or of which a neighbour keeps a copy")
             if self.copies and index == keeper:
                 self.copies.give_back(stage, name)
             if self.copies and index == stage:
