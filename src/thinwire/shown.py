@@ -9,6 +9,8 @@ CUT = "..."
 
 def shown(value: object, most: int = LONGEST) -> str:
     """Return a text for people: printable characters as they are, all others as escapes, and no more than `most` of them."""
+    if isinstance(value, str) and len(value) <= most and value.isprintable():
+        return value
     # What can be cut unseen is cut first: a value may be a megabyte.
     text = value[: most + 1] if isinstance(value, str) else _cut(value, most)
     plain = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text)
@@ -23,3 +25,5 @@ def _cut(value: object, most: int) -> str:
         return str(value)[: most + 1]
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deeply"
+    except ValueError:
+        return f"a {type(value).__name__} with a number of thousands of digits"

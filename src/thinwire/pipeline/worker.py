@@ -13,11 +13,13 @@ from thinwire.codecs.base import TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config import ModelConfig, RunConfig
 from thinwire.link.errors import ProtocolError
 from thinwire.link.link import Link
+from thinwire.link.message import ANY, Form, optional, whole
 from thinwire.link.probe import probe
 from thinwire.memory.blocks import Profile
 from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stage
+from thinwire.pipeline import forms
 from thinwire.pipeline.across import exchange_contract, join_control, join_peers
 from thinwire.pipeline.backend import boundary_contract, boundary_port, open_group
 from thinwire.pipeline.copies import Copies
@@ -106,7 +108,7 @@ class WorkerPipeline:
             check_bounded(config.pipeline.schedule)
             self.profile = self.profile or measure(stage, self.codec, config, run)
             plan = plan_for(self.profile, config, self.in_flight[index])
-        everyone = self.gather_values(plan and plan.in_flight)
+        everyone = self.gather_values(plan and plan.in_flight, optional(whole(1, 2**31)))
         in_flight = within(self.in_flight, of_replica(everyone, self.replica, stage.plan.count))
         if in_flight != self.in_flight:
             self.in_flight = in_flight
@@ -128,7 +130,7 @@ class WorkerPipeline:
             data = self.control.basis_downstream(raw_bytes(basis) if stage.plan.first else None)
             stage.stream.adopt(from_raw_bytes(data, spec))
         mine = stage.stream.fingerprint()
-        theirs = self.control.announce({"fingerprint": mine} if stage.plan.first else None)["fingerprint"]
+        theirs = self.control.announce({"fingerprint": mine} if stage.plan.first else None, forms.FINGERPRINT)["fingerprint"]
         if theirs != mine:
             raise ValueError(
                 f"stage {stage.plan.index} does not agree with stage 0 on basis and fixed features; use the same version of thinwire"
@@ -208,14 +210,18 @@ class WorkerPipeline:
         assert loss is not None
         return loss
 
-    def announce(self, facts: dict[str, Any] | None) -> dict[str, Any]:
-        return self.control.announce(facts)
+    def announce(self, facts: dict[str, Any] | None, form: Form = ANY) -> dict[str, Any]:
+        return self.control.announce(facts, form)
 
-    def gather(self, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return self.control.gather(own[0])
+    def gather(self, own: Sequence[dict[str, Any]], form: Form = ANY) -> list[dict[str, Any]]:
+        found = self.control.gather(own[0], form)
+        expected = self.config.replicas.count * self.stages[0].plan.count
+        if len(found) != expected:
+            raise ProtocolError("workers", len(found), expected)
+        return found
 
-    def gather_values(self, own: Any) -> list[Any]:
-        return [part["value"] for part in self.control.gather({"value": own})]
+    def gather_values(self, own: Any, form: Form = ANY) -> list[Any]:
+        return [part["value"] for part in self.gather([{"value": own}], forms.values(form))]
 
     def held_copies(self) -> dict[str, list[str]]:
         return self.copies.held() if self.copies else {}
