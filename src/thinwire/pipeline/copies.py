@@ -191,6 +191,8 @@ class Copies:
             self._forget_begun(folder.parent, stage)  # checkpoints come one after the other: what is not finished now never will be
         if stage != self.stage and not path.exists() and (offset or self._is_full(stage, folder)):
             return  # the neighbour must not fill this disk, and nothing that may be needed gives way to it
+        if offset and not path.exists():
+            raise ProtocolError("SNAPSHOT", offset, "the next piece of the file", f"{name} has no beginning")
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if offset else "wb") as file:
             if os.fstat(file.fileno()).st_size != offset or offset + len(data) > total:
