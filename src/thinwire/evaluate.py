@@ -20,6 +20,7 @@ from torch import Tensor
 from thinwire.config import DataConfig, Device, RunConfig
 from thinwire.crew import Say, run_crew
 from thinwire.data.open import Data, open_data
+from thinwire.pipeline import forms
 from thinwire.pipeline.backend import close_group
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.pipeline import build_pipeline
@@ -93,7 +94,7 @@ def measure(seat: Seat, say: Say, stop: Stop, run: str, sequences: int) -> dict[
             data = open_data(config.data, config.model, config.seed)
             windows = validation_batch(data, sequences, pipeline.microbatch)
             facts = {"rows": len(windows), "bytes_per_token": data.bytes_per_token}
-        facts = pipeline.announce(facts)
+        facts = pipeline.announce(facts, forms.ABOUT_ROWS)
         return figures(step, pipeline.evaluate(windows, facts["rows"], step), facts["bytes_per_token"])
     finally:
         close_group()

@@ -1,4 +1,4 @@
-"""Write files so that a reader sees the old one or the whole new one, never a part.
+"""Write files so that a reader sees the old one or the whole new one, never a part; read small ones that others have made.
 
 Knows nothing of what is written; two writers of one path cannot disturb each other, the last to finish wins.
 """
@@ -6,6 +6,7 @@ Knows nothing of what is written; two writers of one path cannot disturb each ot
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,11 @@ from typing import BinaryIO
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a uniquely named temporary file that becomes `path` when the block ends well."""
+def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a uniquely named temporary file that becomes `path` when the block ends well; `mode` is its from the first moment."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -31,3 +32,15 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Put a whole file in place, or nothing."""
     with atomic_file(path) as file:
         file.write(data)
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """Read a regular file of at most so many bytes; anything else is refused at once: a pipe would wait, a device has no end."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} has more than {most} bytes, the most that such a file may have")
+    return data

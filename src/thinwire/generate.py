@@ -28,6 +28,7 @@ from thinwire.link.roster import read_roster
 from thinwire.link.tls import load_identity
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import build_stage
+from thinwire.pipeline import forms
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.decode import Reader, WorkerWriter, Writer, writing_contract
 from thinwire.pipeline.device import choose_device
@@ -234,7 +235,7 @@ def write_stage(
         )
         control = Control(links.left, links.right)
         step = load_together(run, stage, control)
-        order = Order.of(control.announce(asdict(order) if order else None))
+        order = Order.of(control.announce(asdict(order) if order else None, forms.ORDER))
         writer = WorkerWriter(Reader(stage, step, config.train.dtype), codec, links.left, links.right)
         for token in writer.write(prompt, order.length, order.limit, order.end, Sampler(order.sampling)):
             heard(token)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from thinwire.link.roster import STANDBYS, Place, Roster, Worker, write_roster
-from thinwire.link.tls import fingerprint, make_identity
+from thinwire.link.roster import STANDBYS, Place, Roster, Worker, read_roster, write_roster
+from thinwire.link.tls import fingerprint, make_identity, read_certificate
+from thinwire.shown import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,13 @@ class RosterCommand:
     file: Annotated[Path, tyro.conf.Positional]
     """Roster to write."""
     stage: tyro.conf.UseAppendAction[tuple[str, ...]]
-    """One per stage in order: ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem; `none` for one that only dials out."""
+    """One per stage in order: ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem; `none` for one that only dials out. With
+    `,name=attic` behind it the worker is called so."""
     replicas: int = 1
     """Copies of the pipeline; --stage then lists all stages of the first copy, then those of the second, and so on."""
     standby: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """One per machine that takes the place of a lost one, in the order in which they are asked: ADDRESS=CERTIFICATE."""
+    """One per machine that takes the place of a lost one, in the order in which they are asked: ADDRESS=CERTIFICATE or
+    ADDRESS=CERTIFICATE,name=NAME."""
 
 
 def keys(argv: list[str]) -> None:
@@ -62,20 +65,19 @@ def roster(argv: list[str]) -> None:
     workers = [read_entry(text, Place(*divmod(number, stages)), "--stage") for number, text in enumerate(command.stage)]
     standbys = [read_entry(text, Place(STANDBYS, number), "--standby") for number, text in enumerate(command.standby)]
     write_roster(command.file, Roster.of(workers, standbys))
-    for worker in (*workers, *standbys):
-        print(f"{worker.place}  {worker.address or 'dials out'}  {fingerprint(worker.certificate)}")
+    written = read_roster(command.file)  # what people compare over the phone must be what everyone will read
+    for worker in (*written.workers.values(), *written.standbys):
+        print(f"{written.called(worker.place)}  {worker.address or 'dials out'}  {fingerprint(worker.certificate)}")
     print(f"{command.file}: give this file to every worker{' and standby' if standbys else ''}")
 
 
 def read_entry(text: str, place: Place, word: str) -> Worker:
-    """Read one ADDRESS=CERTIFICATE that stands behind a word."""
-    address, equals, path = text.partition("=")
+    """Read one ADDRESS=CERTIFICATE or ADDRESS=CERTIFICATE,name=NAME that stands behind a word."""
+    address, equals, rest = text.partition("=")
+    path, comma, name = rest.partition(",name=")
     if not equals:
-        raise ValueError(f"{word} {text!r} is not of the form ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem")
-    try:
-        certificate = Path(path).read_text()
-    except OSError as error:
         raise ValueError(
-            f"cannot read the certificate {path}: {error.strerror}; it is the certificate.pem that `thinwire keys` made"
-        ) from None
-    return Worker(place, certificate, None if address == "none" else address)
+            f"{word} {shown(repr(text))} is not of the form ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem, "
+            "with ,name=NAME behind it if you like"
+        )
+    return Worker(place, read_certificate(Path(path)), None if address == "none" else address, name if comma else None)

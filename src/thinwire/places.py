@@ -9,12 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from thinwire.files import write_atomic
+from thinwire.files import read_small, write_atomic
 from thinwire.link.roster import Place, Roster
 from thinwire.link.tls import fingerprint
 from thinwire.seat import run_name
+from thinwire.shown import shown
 
 PLACES_FILE = "places.json"
+PLACES_BYTES = 2**24
 
 
 def keep_places(roster: Roster, run: Path) -> None:
@@ -33,21 +35,22 @@ def known_places(roster: Roster, run: Path) -> Roster:
     if not path.is_file():
         return roster
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_small(path, PLACES_BYTES).decode())
         name, taken = content["run"], [read_entry(entry) for entry in content["taken"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{path} does not say who has which place ({type(error).__name__}: {error}); delete it, the standbys know"
+            f"{path} does not say who has which place ({type(error).__name__}: {shown(error)}); delete it, the standbys know"
         ) from None
     if name != run_name(roster):
         raise ValueError(
-            f"{path} belongs to another roster: its run is {name}, this one is {run_name(roster)}; use that roster or another --run"
+            f"{path} belongs to another roster: its run is {shown(name, 80)}, this one is {run_name(roster)}; "
+            "use that roster or another --run"
         )
     standbys = {fingerprint(standby.certificate): standby for standby in roster.standbys}
     for place, mark in taken:
         if place not in roster.workers or mark not in standbys:
             raise ValueError(
-                f"{path} says that the standby {mark} has {place}, and the roster lists no such standby or place; "
+                f"{path} says that the standby {shown(mark, 100)} has {place}, and the roster lists no such standby or place; "
                 "use the roster with which that happened"
             )
         roster = roster.taken_by(place, standbys[mark])
@@ -58,5 +61,5 @@ def read_entry(entry: dict[str, Any]) -> tuple[Place, str]:
     """Read who has one place."""
     replica, stage, mark = entry["replica"], entry["stage"], entry["standby"]
     if type(replica) is not int or type(stage) is not int or type(mark) is not str or len(entry) != 3:
-        raise ValueError(f"{str(entry)[:200]} is not a replica, a stage and a fingerprint")
+        raise ValueError(f"{shown(entry)} is not a replica, a stage and a fingerprint")
     return Place(replica, stage), mark

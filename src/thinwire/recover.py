@@ -25,6 +25,7 @@ from thinwire.link.contract import Contract
 from thinwire.link.errors import Interrupted, LinkError, Stopping
 from thinwire.link.frame import Kind
 from thinwire.memory.blocks import Profile
+from thinwire.pipeline import forms
 from thinwire.pipeline.across import join_control
 from thinwire.pipeline.backend import MESSAGE_BYTES, close_group
 from thinwire.pipeline.control import decode_outcome
@@ -199,7 +200,7 @@ def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
     places = [*place.sides(config.pipeline.stages).values(), *neighbours.joined(config).values()]
     links = neighbours.open(config, dict.fromkeys(places, empty), AGREE_SECONDS)
     mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}
-    everyone = join_control(links, make_graph(config.replicas.graph, config.replicas.count), place.replica).gather(mine)
+    everyone = join_control(links, make_graph(config.replicas.graph, config.replicas.count), place.replica).gather(mine, forms.LAST)
     if not trainer.exchange.talks_before(trainer.position.step):  # what other replicas have committed is of other gradients
         everyone = of_replica(everyone, place.replica, config.pipeline.stages)
     # Not the one furthest ahead: a replica that has begun to train alone may be at a later step already.

@@ -14,6 +14,7 @@ from thinwire.configfile import CONFIG_FILE, read
 from thinwire.data.tokenize import load_tokenizer
 from thinwire.limits import check
 from thinwire.model.stages import Stage
+from thinwire.pipeline import forms
 from thinwire.pipeline.control import Control
 
 Mode = Literal["inprocess", "workers"]
@@ -59,9 +60,9 @@ def load_here(run: Path, stages: list[Stage]) -> int:
 def load_together(run: Path, stage: Stage, control: Control) -> int:
     """Load this stage's part of the newest checkpoint that every stage has, on whichever machine; return its step."""
     mine = checkpoint.available(run, [stage.plan])
-    everyone = [part["checkpoints"] for part in control.gather({"checkpoints": mine})]
+    everyone = [part["checkpoints"] for part in control.gather({"checkpoints": mine}, forms.HELD)]
     step = checkpoint.load(checkpoint.common(run, everyone, stage.plan.count), [stage], None, {}).step
     basis = stage.stream.fingerprint()
-    if control.announce({"basis": basis} if stage.plan.first else None)["basis"] != basis:
+    if control.announce({"basis": basis} if stage.plan.first else None, forms.BASIS)["basis"] != basis:
         raise ValueError(f"stage {stage.plan.index} of {run} is in another basis than stage 0; copy the parts of one run together")
     return step

@@ -23,6 +23,7 @@ from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
+from thinwire.link.message import decode_message
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Roster, Worker
 from thinwire.link.tls import SERVICES, Identity
@@ -161,7 +162,7 @@ class Desk:
         """Take a question in; return the place that this standby has."""
         word, place = question.get("word"), place_in(question)
         if word not in ("which", "take", "over") or (word == "take") != (place in self.places):
-            raise ProtocolError("question", str(question)[:100], "which, take with a place of the roster, or over")
+            raise ProtocolError("question", question, "which, take with a place of the roster, or over")
         with self.lock:
             if self.place is None and word == "take" and not self.leaving:
                 assert place is not None
@@ -196,13 +197,7 @@ def say(link: Link, message: dict[str, Any]) -> None:
 def hear(link: Link) -> dict[str, Any]:
     """Receive one message."""
     frame = link.receive(Channel.CONTROL, ASK_SECONDS)
-    try:
-        message = json.loads(bytes(frame.payload))
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError("message", type(error).__name__, "JSON") from None
-    if not isinstance(message, dict):
-        raise ProtocolError("message", type(message).__name__, "an object")
-    return message
+    return decode_message(frame.payload)
 
 
 def to_pair(place: Place | None) -> list[int] | None:
@@ -215,6 +210,6 @@ def place_in(message: dict[str, Any]) -> Place | None:
     pair = message.get("place")
     if pair is None:
         return None
-    if not isinstance(pair, list) or [type(number) for number in pair] != [int, int]:
-        raise ProtocolError("place", str(pair)[:100], "a replica and a stage")
+    if not isinstance(pair, list) or len(pair) != 2 or any(type(number) is not int or not 0 <= number < 2**32 for number in pair):
+        raise ProtocolError("place", pair, "a replica and a stage")
     return Place(*pair)

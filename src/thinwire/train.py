@@ -24,7 +24,9 @@ from thinwire.configfile import CONFIG_FILE, to_toml
 from thinwire.data.open import Data, open_data
 from thinwire.evaluate import validation_batch
 from thinwire.files import write_atomic
+from thinwire.link.message import FLAG, optional
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
+from thinwire.pipeline import forms
 from thinwire.pipeline.device import choose_device, peak_rss_bytes
 from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
@@ -119,7 +121,7 @@ class Trainer:
         self.started_at = self.position
         self.saved = self.position.step // max(1, config.train.checkpoint_every)
         """Periods of `checkpoint_every` that a checkpoint was taken for."""
-        self.pipeline.gather_values(True)  # no stage writes before all have taken what they resume from
+        self.pipeline.gather_values(True, FLAG)  # no stage writes before all have taken what they resume from
         self._write_folder()
 
     def _restore(self, resume: bool, recovering: bool, first_resumes: bool) -> None:
@@ -127,7 +129,7 @@ class Trainer:
         # After a loss a damaged one is passed over; where a person asks for it, it is refused by name.
         mine = checkpoint.available(self.folder, [stage.plan for stage in self.pipeline.stages], verify=recovering)
         votes = self.pipeline.gather_values(
-            {"steps": mine, "copies": self.pipeline.held_copies(), "recovering": recovering, "confirmed": self.confirmed}
+            {"steps": mine, "copies": self.pipeline.held_copies(), "recovering": recovering, "confirmed": self.confirmed}, forms.VOTE
         )
         anyone = any(vote["recovering"] for vote in votes)
         if first_resumes != resume and not anyone:
@@ -154,7 +156,7 @@ class Trainer:
         if self.data is not None:
             self.validation = validation_batch(self.data, config.train.validation_sequences, self.pipeline.microbatch)
             told = {"data": self.data.fingerprint, "validation_rows": len(self.validation), "resume": resume}
-        about = self.pipeline.announce(told)
+        about = self.pipeline.announce(told, forms.ABOUT_DATA)
         if self.data is not None and about["data"] != self.data.fingerprint:
             raise ValueError(
                 f"replica {self.pipeline.replica} reads other data than replica 0 (fingerprints {self.data.fingerprint} and "
@@ -393,7 +395,9 @@ class Trainer:
             }
             for index, stage in enumerate(self.pipeline.stages)
         ]
-        return summarise(self.config, run, self.pipeline.gather(own), self.pipeline.gather_values(peak_rss_bytes()))
+        return summarise(
+            self.config, run, self.pipeline.gather(own, forms.PART), self.pipeline.gather_values(peak_rss_bytes(), optional(forms.COUNT))
+        )
 
 
 def held_for(worker: int, votes: list[dict], stages: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import socket
 import ssl
@@ -10,8 +12,8 @@ import pytest
 
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
 from thinwire.link.contract import Contract, Flow, TensorForm
-from thinwire.link.errors import LinkError
-from thinwire.link.frame import Channel, Frame, Kind, encode
+from thinwire.link.errors import LinkError, ProtocolError
+from thinwire.link.frame import EPOCHS, Channel, Frame, Kind, encode
 from thinwire.link.hello import make_hello
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
@@ -62,6 +64,65 @@ def test_strangers_bytes_do_not_disturb_a_listening_link(world, listener):
     assert link.receive(Channel.CONTROL, 20).payload == b"through"
     assert peer.close()
     link.close()
+
+
+def hear(world, listener, *frames: bytes) -> LinkError:
+    """Let the right peer send bytes; return how the listening link then failed."""
+    link = listening_link(world, listener)
+    context = client_context(world.identity("right"), world.identity("left").certificate)
+    with context.wrap_socket(socket.create_connection(listener.address)) as sock:
+        sock.sendall(b"".join(frames))
+        wait_until(lambda: link.error is not None)
+    link._loop.call(link._loop.stop)
+    link.close()
+    assert link.error is not None
+    return link.error
+
+
+def greeting(**changes) -> bytes:
+    """Encode the right peer's HELLO with some fields as they should not be."""
+    content = json.loads(make_hello(terms(RIGHT), 0, QUICK, 0, ((0, 0),) * len(Channel)).encode())
+    return encode(Frame.make(Kind.HELLO, json.dumps(content | changes).encode()))
+
+
+EVIL = "\x1b]0;owned\x07\r\n\u202ethinwire: all is well\n" * 40
+
+
+def test_the_reason_of_an_abort_is_shown_without_control_characters_and_not_at_any_length(world, listener):
+    text = str(hear(world, listener, greeting(), encode(Frame.make(Kind.ABORT, EVIL.encode()[:4000]))))
+    assert text.isprintable() and len(text) < 1100 and "\\x1b]0;owned" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": EVIL},
+        {"config": {EVIL: EVIL}},
+        {"config": {"model.width": {EVIL: [EVIL]}}},
+        {"config": {f"{number}{EVIL}": 1 for number in range(50)}},
+        {"config_hash": EVIL},
+        {EVIL: 1},
+        {"epoch": EVIL},
+        {"credit": [EVIL] * 100},
+        {"stage": 2**64 - 1},
+    ],
+    ids=lambda change: ascii(next(iter(change)))[:12],
+)
+def test_what_a_greeting_differs_in_is_shown_likewise(world, listener, change):
+    text = str(hear(world, listener, greeting(**change)))
+    assert text.isprintable() and len(text) < 2000, text
+
+
+@pytest.mark.parametrize("epoch", [EPOCHS, 2**32, 2**63, -1, 1.0, math.nan, math.inf, True, None])
+def test_an_epoch_that_no_header_holds_is_refused_by_name(world, listener, epoch):
+    error = hear(world, listener, greeting(epoch=epoch))
+    assert isinstance(error, ProtocolError) and "HELLO.epoch" in str(error)
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000, b'{"run":' * 5000, b'"\\ud800"', "{}".encode("utf-16"), b"9" * 5000])
+def test_a_greeting_that_is_no_object_is_refused_by_name(world, listener, data):
+    error = hear(world, listener, encode(Frame.make(Kind.HELLO, data)))
+    assert isinstance(error, ProtocolError) and "HELLO" in str(error)
 
 
 def rubbish(generator: random.Random, hello: bytes) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from thinwire.link.roster import STANDBYS, Place, Roster, Worker, read_roster, split_address, write_roster
@@ -100,7 +102,7 @@ def test_bad_addresses(address):
     [
         ("worker = 3", "\\[\\[worker\\]\\]"),
         ("[[worker]]\nstage = 0\nreplica = 0", "no certificate"),
-        ("[[worker]]\nstage = 0\nreplica = 0\ncertificate = 'x'", "replica 0 stage 0: not a certificate"),
+        ("[[worker]]\nstage = 0\nreplica = 0\ncertificate = 'x'", "replica 0 stage 0: not exactly one certificate"),
         ("[[worker]]\nstage = 'a'\nreplica = 0\ncertificate = 'x'", "stage is 'a'"),
         ("[[worker]]\nstage = true\nreplica = 0\ncertificate = 'x'", "stage is True"),
         ("[[worker]]\nstage = -1\nreplica = 0\ncertificate = 'x'", "stage is -1"),
@@ -110,7 +112,7 @@ def test_bad_addresses(address):
         ("worker = []\nstandby = 3", "\\[\\[standby\\]\\]"),
         ("worker = []\n[[standby]]\nstage = 1", "standby 0 of .* unknown field 'stage'"),
         ("worker = []\n[[standby]]\naddress = 'a:1'", "standby 0 of .* no certificate"),
-        (f"[[worker]]\nstage = 0\nreplica = {STANDBYS}\ncertificate = 'x'", "not a certificate"),
+        (f"[[worker]]\nstage = 0\nreplica = {STANDBYS}\ncertificate = 'x'", "not exactly one certificate"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(tmp_path, text, message):
@@ -123,3 +125,20 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path, text, message):
 def test_a_missing_roster_names_the_command(tmp_path):
     with pytest.raises(ValueError, match="thinwire roster"):
         read_roster(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("way", ["two", "escaped", "in front"])
+def test_a_roster_that_hides_a_second_certificate_is_refused(tmp_path, certificates, way):
+    """Whoever compares fingerprints must compare those of what is trusted."""
+    hidden = certificates[1].replace("-----BEGIN", "\\u002d\\u002d\\u002d\\u002d\\u002dBEGIN") if way == "escaped" else certificates[1]
+    both = certificates[0] + hidden if way == "two" else hidden + certificates[0]
+    path = tmp_path / "roster.toml"
+    path.write_text(f'[[worker]]\nstage = 0\nreplica = 0\naddress = "a:1"\ncertificate = """\n{both}"""\n')
+    with pytest.raises(ValueError, match="not exactly one certificate"):
+        read_roster(path)
+
+
+def test_a_roster_that_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "roster.toml")
+    with pytest.raises(ValueError, match="not a regular file"):
+        read_roster(tmp_path / "roster.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,8 @@ import pytest
 from link.support import World, pair, wait_until
 from thinwire.checkpoint import Position
 from thinwire.checkpoint.hashes import file_sha256
-from thinwire.link.errors import ProtocolError
+from thinwire.link.errors import LinkError, ProtocolError
+from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
 from thinwire.pipeline.copies import ENDINGS, MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.outcome import Outcome
@@ -133,6 +135,81 @@ def test_what_was_begun_without_room_is_left_when_there_is_room_again(copies):
     assert "step-000009" not in kept(copies)
     take(copies, *pieces(10))
     assert "step-000010" in kept(copies)
+
+
+def files(copies: Copies) -> list[Path]:
+    return [path for folder in (copies.folder, copies.own) for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_neighbour_that_finishes_nothing_cannot_fill_the_disk(copies):
+    for step in range(1, 30):
+        take(copies, PIECE.pack(1, 0, 11, 0, LARGEST) + f"step-{step:06d}".encode() + bytes(LARGEST - 1))
+    assert [path.parent.name for path in files(copies)] == ["step-000029"], "what was begun before it will never be finished"
+    take(copies, *pieces(30), *pieces(30), *pieces(31))
+    take(copies, PIECE.pack(1, 0, 11, 0, LARGEST) + b"step-000031" + bytes(9))
+    assert len(files(copies)) == 5, "two whole copies, and what was begun again"
+
+
+def test_a_neighbour_cannot_write_pieces_of_this_stage_that_nobody_waits_for(copies):
+    copies.expect(None)
+    for step in range(1, 30):
+        with pytest.raises(ProtocolError, match="a checkpoint that this stage waits for"):
+            take(copies, *pieces(step, stage=0))
+    assert not files(copies)
+
+
+def test_of_this_stage_only_the_checkpoint_that_is_waited_for_comes_back_and_once(copies):
+    copies.expect("step-000007")
+    take(copies, *pieces(7, stage=0))
+    copies.wait_for("step-000007")
+    assert sorted(path.name for path in files(copies)) == ["stage-0.json", "stage-0.safetensors"]
+    for step in (7, 8):
+        with pytest.raises(ProtocolError, match="a checkpoint that this stage waits for"):
+            take(copies, *pieces(step, stage=0))
+
+
+def test_what_was_left_of_a_checkpoint_that_did_not_come_back_goes(tmp_path):
+    left = tmp_path / "checkpoints/step-000003/stage-0.safetensors.copy"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    Copies(tmp_path, 0, 2, None, None, LARGEST)
+    assert not left.exists() and not left.parent.exists()
+
+
+NESTED = b'{"sha256": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("manifest", [NESTED, b"\xff", b"[]", b'{"sha256": NaN}', b'{"sha256": "\\ud800"}', b"1" * 5000])
+def test_a_manifest_that_is_none_is_refused_by_name_at_both_ends(tmp_path, manifest):
+    """And ends no thread in silence: whoever waits for a copy is told why none comes."""
+    with pair(World(tmp_path)) as (left, right, _):
+        keeper = Copies(tmp_path / "keeper", 1, 2, right, None, LARGEST)
+        name = b"step-000004"
+        for number, data in enumerate((b"weights", manifest)):
+            piece = PIECE.pack(0, number, len(name), 0, len(data)) + name + data
+            left.send(Frame.make(Kind.SNAPSHOT, piece, channel=Channel.BULK), 20)
+        with pytest.raises(LinkError, match="SNAPSHOT is another sha256"):
+            left.receive(Channel.CONTROL, 20)
+        with pytest.raises(LinkError, match=r"did not arrive.*SNAPSHOT is another sha256"):
+            keeper.wait_for("step-000002")
+        end((left, right), (keeper,))
+        assert keeper.copied((4,)) == () and not list((tmp_path / "keeper").rglob("*.json"))
+
+
+def test_pieces_of_this_stage_wait_until_it_is_known_whether_they_are_wanted(tmp_path):
+    """The neighbour may have counted the votes first."""
+    with pair(World(tmp_path)) as (left, right, _):
+        first, second = Copies(tmp_path / "first", 0, 2, None, left, LARGEST), Copies(tmp_path / "second", 1, 2, right, None, LARGEST)
+        name = write_part(tmp_path / "first", 4, 0)
+        first.offer(name)
+        wait_until(lambda: second.copied((4,)) == (4,))
+        shutil.rmtree(tmp_path / "first/checkpoints")
+        first.decided.clear()
+        second.give_back(0, name)
+        first.expect(name)
+        first.wait_for(name)
+        assert (tmp_path / "first/checkpoints" / name / "stage-0.json").exists()
+        end((left, right), (first, second))
 
 
 def test_a_file_that_is_larger_than_any_checkpoint_is_refused(copies):

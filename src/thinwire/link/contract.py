@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from thinwire.link.errors import ProtocolError
-from thinwire.link.frame import MAX_DIMS, PART_BYTES, Channel, Header, Kind
+from thinwire.link.frame import EPOCHS, MAX_DIMS, PART_BYTES, Channel, Header, Kind
 
 LIMITS: dict[Kind, int] = {
     Kind.HELLO: 2**18,
@@ -82,6 +82,10 @@ class Contract:
     """Most bytes of a DATA frame on the exchange channel; 0: none are expected."""
     limits: Mapping[Kind, int] = field(default_factory=dict)
     """Limits that differ from `LIMITS`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epoch < EPOCHS:
+            raise ValueError(f"epoch {self.epoch} is not from 0 to {EPOCHS - 1}; start all workers again, with --resume")
 
     def mirrored(self) -> Contract:
         """Return the other end's contract."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 
+from thinwire.shown import shown
+
 
 class LinkError(ConnectionError):
     """The link has failed for good; the message says why and what to try."""
@@ -13,10 +15,13 @@ class ProtocolError(LinkError):
     """A frame differs from the contract."""
 
     def __init__(self, field: str, value: object, limit: object, note: str = "") -> None:
-        super().__init__(f"frame refused: {field} is {value}, expected {limit}" + (f" ({note})" if note else ""))
-        self.field = field
-        self.value = value
-        self.limit = limit
+        self.field, self.value, self.limit, self.note = field, value, limit, note
+        text = f"frame refused: {shown(field)} is {shown(value)}, expected {shown(limit, 400)}"
+        super().__init__(text + (f" ({shown(note)})" if note else ""))
+
+    def sent_by(self, peer: object) -> ProtocolError:
+        """Return the same, with who sent it."""
+        return ProtocolError(self.field, self.value, self.limit, f"{self.note}; from {peer}" if self.note else f"from {peer}")
 
 
 class LinkClosed(LinkError):

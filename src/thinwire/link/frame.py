@@ -17,6 +17,8 @@ from thinwire.link.errors import ProtocolError
 MAGIC = b"thwr"
 VERSION = 1
 MAX_DIMS = 4
+EPOCHS = 2**31
+"""Epochs are below this: a header holds them, and there is room for the next one."""
 # magic, version, kind, channel, dtype, rank of dims, tensor, epoch, step, microbatch, basis, sequence, dims, length, offset, total
 BODY = struct.Struct("<4sBBBBBxHIIIIQ4IIQQ")
 CRC = struct.Struct("<I")

@@ -5,16 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from thinwire.link.errors import RECOVERING, REPLACED, Interrupted, LinkError, ProtocolError, Replaced
-from thinwire.link.frame import VERSION, Channel
+from thinwire.link.errors import RECOVERING, REPLACED, Interrupted, LinkError, Replaced
+from thinwire.link.frame import EPOCHS, VERSION, Channel
+from thinwire.link.message import ANY, TEXT, decode_message, fields, plain, rule, table_of, whole
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place
+from thinwire.shown import shown
 
 MAX_NAMED = 5
 """Differences named in one message."""
+
+COUNT = whole(0, 2**64 - 1)
+PAIR = rule("two numbers", lambda value: is_pair(value))
+FORM = fields(
+    {
+        "protocol": COUNT,
+        "run": TEXT,
+        "config_hash": TEXT,
+        "config": table_of(ANY, 2**12),
+        "replica": COUNT,
+        "stage": COUNT,
+        "epoch": whole(0, EPOCHS - 1),
+        "incarnation": COUNT,
+        "credit": PAIR,
+        "met": COUNT,
+        "received": COUNT,
+        "consumed": rule(
+            f"{len(Channel)} pairs of numbers",
+            lambda value: isinstance(value, list) and len(value) == len(Channel) and all(map(is_pair, value)),
+        ),
+    }
+)
+
+
+def is_pair(value: object) -> bool:
+    """Tell whether a value is two counts."""
+    return isinstance(value, list) and len(value) == 2 and all(type(each) is int and 0 <= each < 2**64 for each in value)
 
 
 class PeerBehind(Exception):
@@ -68,7 +97,7 @@ def make_hello(terms: Terms, epoch: int, options: LinkOptions, received: int, co
         protocol=VERSION,
         run=terms.run,
         config_hash=config_hash(config),
-        config=config,
+        config=plain(config, "HELLO"),  # as the other end will read it
         replica=terms.place.replica,
         stage=terms.place.stage,
         epoch=epoch,
@@ -87,36 +116,11 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 def decode_hello(data: bytes | bytearray | memoryview) -> Hello:
     """Read a HELLO; refuse by name what is not one."""
-    try:
-        content = json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError("HELLO", type(error).__name__, "a JSON object") from error
-    names = {field.name for field in fields(Hello)}
-    if not isinstance(content, dict) or set(content) != names:
-        found = sorted(content) if isinstance(content, dict) else type(content).__name__
-        raise ProtocolError("HELLO", found, f"the fields {sorted(names)}")
-    for name in ("protocol", "replica", "stage", "epoch", "incarnation", "met", "received"):
-        if not _is_count(content[name]):
-            raise ProtocolError(f"HELLO.{name}", repr(content[name])[:80], "a number from 0")
-    for name, kind in (("run", str), ("config_hash", str), ("config", dict)):
-        if not isinstance(content[name], kind):
-            raise ProtocolError(f"HELLO.{name}", type(content[name]).__name__, kind.__name__)
-    credit, consumed = content["credit"], content["consumed"]
-    if not _is_pair(credit):
-        raise ProtocolError("HELLO.credit", repr(credit)[:80], "two numbers")
-    if not isinstance(consumed, list) or len(consumed) != len(Channel) or not all(map(_is_pair, consumed)):
-        raise ProtocolError("HELLO.consumed", repr(consumed)[:80], f"{len(Channel)} pairs of numbers")
-    content["credit"] = tuple(credit)
-    content["consumed"] = tuple(tuple(pair) for pair in consumed)
+    content = decode_message(data, "HELLO")
+    FORM.check(content, "HELLO")
+    content["credit"] = tuple(content["credit"])
+    content["consumed"] = tuple(tuple(pair) for pair in content["consumed"])
     return Hello(**content)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**64
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
 
 def differences(mine: Hello, theirs: Hello, peer: Place) -> list[str]:
@@ -125,15 +129,15 @@ def differences(mine: Hello, theirs: Hello, peer: Place) -> list[str]:
     if theirs.protocol != mine.protocol:
         found.append(f"protocol version: {mine.protocol} here, {theirs.protocol} there (install the same release)")
     if theirs.run != mine.run:
-        found.append(f"run: {mine.run!r} here, {theirs.run!r} there")
+        found.append(f"run: {mine.run!r} here, {shown(theirs.run, 100)!r} there")
     if (theirs.replica, theirs.stage) != (peer.replica, peer.stage):
         found.append(f"place: expected {peer}, the peer says {Place(theirs.replica, theirs.stage)}")
     absent = object()
     for name in sorted({*mine.config, *theirs.config}):
         here, there = mine.config.get(name, absent), theirs.config.get(name, absent)
         if here != there or type(here) is not type(there):
-            words = ["nothing" if value is absent else f"{value!r}"[:100] for value in (here, there)]
-            found.append(f"config {name}: {words[0]} here, {words[1]} there")
+            words = ["nothing" if value is absent else shown(repr(value), 100) for value in (here, there)]
+            found.append(f"config {shown(name, 100)}: {words[0]} here, {words[1]} there")
     if not found and theirs.config_hash != mine.config_hash:
         found.append(f"config hash: {mine.config_hash[:12]} here, {theirs.config_hash[:12]} there, though no field differs")
     if theirs.credit != mine.credit:

@@ -28,11 +28,12 @@ from thinwire.link.heartbeat import TOKEN, Heartbeat, read_token
 from thinwire.link.hello import Terms
 from thinwire.link.inbox import Inbox, decode_ack
 from thinwire.link.meter import Meter
-from thinwire.link.options import LINGER_SECONDS, MAX_REASON_BYTES, LinkOptions
+from thinwire.link.options import LINGER_SECONDS, MAX_REASON_LETTERS, LinkOptions
 from thinwire.link.outbox import Outbox
 from thinwire.link.problem import NOT_CONNECTED, Problem, given_up
 from thinwire.link.reception import Reception
 from thinwire.link.roster import Place
+from thinwire.shown import shown
 
 LOG = logging.getLogger("thinwire.link")
 SMALL_BATCH = 16 * 2**10
@@ -291,7 +292,7 @@ class Loop:
         elif header.kind is Kind.PONG:
             self.heartbeat.pong(read_token(frame.payload), now)
         else:
-            reason = bytes(frame.payload).decode(errors="replace")
+            reason = shown(bytes(frame.payload).decode(errors="replace"), MAX_REASON_LETTERS)
             self.fail(aborted(f"{self.peer} aborted the link", reason), tell=False)
 
     def _said_goodbye(self, now: float) -> None:
@@ -347,8 +348,8 @@ class Loop:
         if not tell:
             self.stop()
             return
-        text = (str(error) if reason is None else reason).encode()[:MAX_REASON_BYTES]
-        self.outbox.put_urgent(self.frame(Kind.ABORT, text))
+        text = shown(str(error) if reason is None else reason, MAX_REASON_LETTERS)
+        self.outbox.put_urgent(self.frame(Kind.ABORT, text.encode()))
         self.telling = True
         self.reception.tell()
         self._ending_at = time.monotonic() + self.options.abort_seconds + self.wire.delay + self.wire.jitter

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 LINGER_SECONDS = 1.0
 """How long an end that got a goodbye waits for the other to hang up."""
-MAX_REASON_BYTES = 2048
-"""Longest reason of an ABORT."""
+MAX_REASON_LETTERS = 1000
+"""Most characters of the reason of an ABORT; a frame has room for them in any script."""
 
 
 @dataclass(frozen=True, kw_only=True)

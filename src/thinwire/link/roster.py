@@ -12,11 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.files import atomic_file
-from thinwire.link.tls import certificate_of
+from thinwire.files import atomic_file, read_small
+from thinwire.link.tls import certificate_of, written_anew
+from thinwire.shown import shown
 
 STANDBYS = 2**20
 """The number of the replica in which standbys stand, one behind the other; real replicas have smaller ones."""
+NAME_LETTERS = 32
+"""Most characters of a worker's name."""
+HOST_LETTERS = 253
+"""Most characters of a host, as DNS has it."""
+ROSTER_BYTES = 2**24
+"""Most bytes of a roster: thousands of workers."""
 
 
 @dataclass(frozen=True, order=True)
@@ -45,6 +52,8 @@ class Worker:
     place: Place
     certificate: str
     address: str | None = None
+    name: str | None = None
+    """What people call it."""
 
     @property
     def host_and_port(self) -> tuple[str, int]:
@@ -70,8 +79,8 @@ class Roster:
         for worker in workers:
             if worker.place in entries:
                 raise ValueError(f"the roster has two entries for {worker.place}; remove one")
-            entries[worker.place] = worker
-        roster = cls(dict(sorted(entries.items())), tuple(standbys))
+            entries[worker.place] = _plain(worker)
+        roster = cls(dict(sorted(entries.items())), tuple(map(_plain, standbys)))
         roster.check()
         return roster
 
@@ -79,12 +88,13 @@ class Roster:
         """Refuse what cannot work."""
         certificates: dict[bytes, Place] = {}
         addresses: dict[str, Place] = {}
+        names: dict[str, Place] = {}
         for worker in (*self.workers.values(), *self.standbys):
-            place = worker.place
-            try:
-                der = certificate_of(worker.certificate)
-            except ValueError as error:
-                raise ValueError(f"roster entry {place}: {error}") from error
+            place, der = worker.place, certificate_of(worker.certificate)
+            if worker.name is not None:
+                check_name(worker.name, place)
+                if (other := names.setdefault(worker.name.casefold(), place)) != place:
+                    raise ValueError(f"{place} and {other} have the same name {worker.name}; change one")
             if der in certificates:
                 raise ValueError(f"{place} and {certificates[der]} have the same certificate; each worker needs its own (`thinwire keys`)")
             certificates[der] = place
@@ -111,6 +121,14 @@ class Roster:
             raise ValueError(f"the roster has no entry for {place} (it has: {known}); add it")
         return self.taken.get(place) or self.workers[place]
 
+    def called(self, place: Place) -> str:
+        """Call a place by the name of who has it now, if it has one: `attic (stage 1)`."""
+        worker = self.taken.get(place) or next((each for each in (*self.workers.values(), *self.standbys) if each.place == place), None)
+        if worker is None or worker.name is None:
+            return str(place)
+        alone = place.replica != STANDBYS and len({each.replica for each in self.workers}) == 1
+        return f"{worker.name} ({f'stage {place.stage}' if alone else place})"
+
     def standby(self, certificate: str) -> Worker | None:
         """Return the standby with this certificate."""
         wanted = certificate_of(certificate)
@@ -133,13 +151,32 @@ class Roster:
         )
 
 
+def _plain(worker: Worker) -> Worker:
+    """Return an entry whose certificate is in the one form that a certificate has."""
+    try:
+        return replace(worker, certificate=written_anew(worker.certificate))
+    except ValueError as error:
+        raise ValueError(f"roster entry {worker.place}: {error}") from error
+
+
+def check_name(name: str, place: Place) -> None:
+    """Refuse a name that people could not read."""
+    if not 0 < len(name) <= NAME_LETTERS or not name.isprintable() or name != name.strip():
+        raise ValueError(
+            f"{place} has the name {shown(ascii(name), 80)}; choose one of 1 to {NAME_LETTERS} printable characters, such as attic"
+        )
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Split `host:port` or `[v6]:port`."""
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not bare or (":" in bare and bare == host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+    is_host = 0 < len(bare) <= HOST_LETTERS and bare.isprintable() and not set(bare) & set(" \"'") and (":" not in bare or bare != host)
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16
+    if not colon or not is_host or not is_port:
         raise ValueError(
-            f"address {address!r} is not host:port with a port from 1 to 65535; write it like 203.0.113.7:29500 or [::1]:29500"
+            f"address {shown(repr(address), 100)} is not host:port with a port from 1 to 65535; "
+            "write it like 203.0.113.7:29500 or [::1]:29500"
         )
     return bare, int(port)
 
@@ -147,58 +184,87 @@ def split_address(address: str) -> tuple[str, int]:
 def read_roster(path: Path) -> Roster:
     """Read and check a roster file."""
     try:
-        table = tomllib.loads(path.read_text())
+        text = read_small(path, ROSTER_BYTES).decode()
     except FileNotFoundError as error:
         raise ValueError(f"the roster {path} does not exist; make it with `thinwire roster`") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"cannot read the roster {path}: {error.strerror}; make it with `thinwire roster`") from None
+    except UnicodeDecodeError as error:
         raise ValueError(f"the roster {path} is not TOML: {error}") from error
+    return parse_roster(text, f"the roster {path}")
+
+
+def parse_roster(text: str, where: str) -> Roster:
+    """Read and check the text of a roster; `where` names it in errors."""
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"{where} is not TOML: {shown(error)}") from error
     entries, standbys = table.get("worker"), table.get("standby", [])
     if not {"worker"} <= set(table) <= {"worker", "standby"} or not isinstance(entries, list) or not isinstance(standbys, list):
-        found = ", ".join(table) or "nothing"
-        raise ValueError(f"the roster {path} must hold [[worker]] entries, if wanted [[standby]] ones, and nothing else; it has {found}")
+        found = shown(", ".join(table)) or "nothing"
+        raise ValueError(f"{where} must hold [[worker]] entries, if wanted [[standby]] ones, and nothing else; it has {found}")
     return Roster.of(
-        (_worker(entry, f"entry {number} of the roster {path}") for number, entry in enumerate(entries, 1)),
-        [_standby(entry, number, f"standby {number} of the roster {path}") for number, entry in enumerate(standbys)],
+        (_worker(entry, f"entry {number} of {where}") for number, entry in enumerate(entries, 1)),
+        [_standby(entry, number, f"standby {number} of {where}") for number, entry in enumerate(standbys)],
     )
 
 
 def _worker(entry: object, where: str) -> Worker:
     """Read one entry."""
-    fields = _fields(entry, where, {"replica": int, "stage": int, "certificate": str, "address": str})
-    return Worker(Place(fields["replica"], fields["stage"]), fields["certificate"], fields.get("address"))
+    fields = _fields(entry, where, {"replica": int, "stage": int, "certificate": str}, {"address": str, "name": str})
+    return Worker(Place(fields["replica"], fields["stage"]), fields["certificate"], fields.get("address"), fields.get("name"))
 
 
 def _standby(entry: object, number: int, where: str) -> Worker:
     """Read one entry of those who stand by."""
-    fields = _fields(entry, where, {"certificate": str, "address": str})
-    return Worker(Place(STANDBYS, number), fields["certificate"], fields.get("address"))
+    fields = _fields(entry, where, {"certificate": str}, {"address": str, "name": str})
+    return Worker(Place(STANDBYS, number), fields["certificate"], fields.get("address"), fields.get("name"))
 
 
-def _fields(entry: object, where: str, types: dict[str, type]) -> dict[str, Any]:
-    """Return the fields of an entry, refusing what has no place there; all but the address must be there."""
+def _fields(entry: object, where: str, needed: dict[str, type], free: dict[str, type]) -> dict[str, Any]:
+    """Return the fields of an entry, refusing what has no place there and missing what is needed."""
     if not isinstance(entry, dict):
         raise ValueError(f"{where} is not a table; write [[worker]] or [[standby]]")
+    types = needed | free
     for name, value in entry.items():
         if name not in types:
-            raise ValueError(f"{where} has the unknown field {name!r}; known are {', '.join(types)}")
-        if type(value) is not types[name] or (isinstance(value, int) and value < 0):
-            raise ValueError(f"{where}: {name} is {value!r}, expected {'a number from 0' if types[name] is int else 'a text'}")
-    missing = [name for name in types if name not in entry and name != "address"]
+            raise ValueError(f"{where} has the unknown field {shown(repr(name), 80)}; known are {', '.join(types)}")
+        if type(value) is not types[name] or (isinstance(value, int) and not 0 <= value < 2**32):
+            kind = "a number from 0 to 4294967295" if types[name] is int else "a text"
+            raise ValueError(f"{where}: {name} is {shown(value if isinstance(value, int) else repr(value), 80)}, expected {kind}")
+    missing = [name for name in needed if name not in entry]
     if missing:
         raise ValueError(f"{where} has no {' and no '.join(missing)}; add it")
     return entry
 
 
 def write_roster(path: Path, roster: Roster) -> None:
-    """Write a roster file in one piece."""
+    """Write a roster file in one piece, once its text is known to say the same again."""
+    text = roster_text(roster)
+    again = parse_roster(text, "what was to be written")
+    if (again.workers, again.standbys) != (roster.workers, roster.standbys):
+        raise ValueError(f"the roster {path} would not say what it was made from; it was not written")
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+def roster_text(roster: Roster) -> str:
+    """Write a roster as TOML."""
     lines = ["# thinwire roster: compare fingerprints with the owners before you use it. No address: the worker only dials out."]
     for worker in (*roster.workers.values(), *roster.standbys):
         if worker.place.replica == STANDBYS:
             lines += ["", "[[standby]]"]
         else:
             lines += ["", "[[worker]]", f"replica = {worker.place.replica}", f"stage = {worker.place.stage}"]
-        if worker.address is not None:
-            lines.append(f"address = {json.dumps(worker.address)}")
-        lines += [f'certificate = """\n{worker.certificate.strip()}\n"""']
-    with atomic_file(path) as file:
-        file.write(("\n".join(lines) + "\n").encode())
+        for name, value in (("name", worker.name), ("address", worker.address)):
+            if value is not None:
+                lines.append(f'{name} = "{escaped(value)}"')
+        lines += ['certificate = """', *map(escaped, worker.certificate.splitlines()), '"""']
+    return "\n".join(lines) + "\n"
+
+
+def escaped(line: str) -> str:
+    """Write a line of text so that TOML cannot read anything else."""
+    # JSON's escapes are TOML's, but for the delete character, which JSON leaves bare; whatever is not ASCII is escaped.
+    return json.dumps(line)[1:-1].replace("\x7f", "\\u007f")

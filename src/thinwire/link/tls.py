@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
+import re
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,10 +19,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from thinwire.files import atomic_file
+from thinwire.files import atomic_file, read_small
+from thinwire.shown import shown
 
 KEY_FILE = "key.pem"
 CERTIFICATE_FILE = "certificate.pem"
+CERTIFICATE_BYTES = 2**16
+"""Most bytes of a certificate's file."""
+ONE_CERTIFICATE = re.compile(r"\s*(-----BEGIN CERTIFICATE-----\s[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----)\s*", re.ASCII)
 SERVICES = ("standby",)
 """What a connection may be for besides the link of two neighbours: the client says so in the handshake (ALPN)."""
 
@@ -49,8 +53,7 @@ def make_identity(folder: Path, name: str, days: float = 3650, *, starts: dateti
     key = ec.generate_private_key(ec.SECP256R1())
     encoded = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     certificate = sign_own(key, name, days, starts)
-    with atomic_file(folder / KEY_FILE) as file:
-        os.chmod(file.name, 0o600)  # before the key is in it
+    with atomic_file(folder / KEY_FILE, 0o600) as file:
         file.write(encoded)
     with atomic_file(folder / CERTIFICATE_FILE) as file:
         file.write(certificate.public_bytes(serialization.Encoding.PEM))
@@ -97,17 +100,43 @@ def load_identity(folder: Path) -> Identity:
     for path in (key_path, certificate_path):
         if not path.exists():
             raise ValueError(f"{path} is missing: make an identity with `thinwire keys`, or name its folder")
-    certificate = certificate_path.read_text()
-    certificate_of(certificate)
-    return Identity(key_path, certificate_path, certificate)
+    return Identity(key_path, certificate_path, read_certificate(certificate_path))
+
+
+def read_certificate(path: Path) -> str:
+    """Read the certificate in a file, which must hold nothing else."""
+    try:
+        return written_anew(read_small(path, CERTIFICATE_BYTES).decode("ascii", "replace"))
+    except OSError as error:
+        raise ValueError(
+            f"cannot read the certificate {path}: {error.strerror}; it is the certificate.pem that `thinwire keys` made"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def certificate_of(pem: str) -> bytes:
-    """Return the DER bytes of a PEM certificate."""
+    """Return the DER bytes of a PEM certificate; refuse a text with anything else in it, which two readers might read in two ways."""
+    return parse_certificate(pem).public_bytes(serialization.Encoding.DER)
+
+
+def written_anew(pem: str) -> str:
+    """Return a PEM certificate in the form in which `thinwire keys` writes it."""
+    return parse_certificate(pem).public_bytes(serialization.Encoding.PEM).decode("ascii")
+
+
+def parse_certificate(pem: str) -> x509.Certificate:
+    """Parse a text that is one PEM certificate."""
+    found = ONE_CERTIFICATE.fullmatch(pem)
     try:
-        return x509.load_pem_x509_certificate(pem.encode()).public_bytes(serialization.Encoding.DER)
+        if found is None:
+            raise ValueError("there is other text")
+        return x509.load_pem_x509_certificate(found[1].encode())
     except ValueError as error:
-        raise ValueError(f"not a certificate in PEM form ({error}): paste the whole certificate.pem of the worker") from error
+        raise ValueError(
+            f"not exactly one certificate in PEM form and nothing else ({shown(error)}): "
+            "take the certificate.pem that `thinwire keys` made, as it is"
+        ) from None
 
 
 def fingerprint(pem: str) -> str:
@@ -138,5 +167,5 @@ def _context(protocol: int, identity: Identity, anchors: Iterable[str]) -> ssl.S
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(identity.certificate_path, identity.key_path)
     for anchor in anchors:
-        context.load_verify_locations(cadata=anchor)
+        context.load_verify_locations(cadata=certificate_of(anchor))  # the very bytes that are compared, and no others
     return context

@@ -6,17 +6,23 @@ stages are joined in a tree with replica 0 at its root, and all that all workers
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from thinwire.link.errors import ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
+from thinwire.link.message import ANY, FLAG, Form, decode_message, fields, list_of, number, optional, whole
+from thinwire.pipeline import forms
 from thinwire.pipeline.meter import Meter
 from thinwire.pipeline.outcome import Outcome
+
+MOST_WORKERS = 2**20
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,10 @@ class Control:
 
         Each applies the norm of its own gradients, unless these are `alike`: then rounding must not part them, and one norm is everyone's.
         """
-        outcome = own if self.right is None else own.plus(decode_outcome(self.receive(self.right)))
+        outcome = own if self.right is None else own.plus(self._outcome(self.right))
         if self.left is not None:
             self.send(self.left, asdict(outcome))
-            outcome = decode_outcome(self.receive(self.left))
+            outcome = self._outcome(self.left)
         else:
             total = self._settle_replicas(outcome) if meeting else outcome.alone()
             outcome = total if alike else total.of_replica(outcome)
@@ -57,41 +63,43 @@ class Control:
         """Agree with the other first stages."""
         outcome = own
         for child in self.tree.children.values():
-            outcome = outcome.beside(decode_outcome(self.receive(child)))
+            outcome = outcome.beside(self._outcome(child))
         if self.tree.parent is not None:
             self.send(self.tree.parent, asdict(outcome))
-            outcome = decode_outcome(self.receive(self.tree.parent))
+            outcome = self._outcome(self.tree.parent)
         for child in self.tree.children.values():
             self.send(child, asdict(outcome))
         return outcome
 
-    def announce(self, facts: dict[str, Any] | None) -> dict[str, Any]:
+    def announce(self, facts: dict[str, Any] | None, form: Form = ANY) -> dict[str, Any]:
         """Pass on what stage 0 of replica 0 knows about the run; everyone returns it."""
         if self._above is not None:
-            facts = self.receive(self._above)
+            facts = self.receive(self._above, form, "facts")
         assert facts is not None, "only a first stage makes the facts"
         for link in self._below:
             self.send(link, facts)
         return facts
 
-    def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+    def gather(self, own: dict[str, Any], form: Form = ANY) -> list[dict[str, Any]]:
         """Collect what every worker says of itself, replica by replica, first stage first; everyone returns the list."""
+        form = fields({"workers": list_of(of_worker(form), MOST_WORKERS)})
         workers: list[Any] = [[self.replica, own]]
         for link in (self.right, *self.tree.children.values()):
-            workers += [] if link is None else self._workers(link)
+            workers += [] if link is None else self._workers(link, form)
         everyone = {"workers": sorted(workers, key=lambda worker: worker[0])}  # stages are in order, and stay so
         if self._above is not None:
             self.send(self._above, everyone)
-            everyone = {"workers": self._workers(self._above)}
+            everyone = {"workers": self._workers(self._above, form)}
+        sizes = Counter(replica for replica, _ in everyone["workers"])
+        if [*sizes] != [*range(len(sizes))] or len({*sizes.values()}) != 1:
+            raise ProtocolError("workers", dict(sizes), "as many of each replica, in order")
         for link in self._below:
             self.send(link, everyone)
         return [part for _, part in everyone["workers"]]
 
-    def _workers(self, link: Link) -> list[Any]:
+    def _workers(self, link: Link, form: Form) -> list[Any]:
         """Receive what workers say of themselves, each with its replica."""
-        workers = self.receive(link).get("workers")
-        if not isinstance(workers, list) or not all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in workers):
-            raise ProtocolError("workers", type(workers).__name__, "a list of pairs")
+        workers: list[Any] = self.receive(link, form)["workers"]
         return workers
 
     @property
@@ -107,17 +115,22 @@ class Control:
     def send(self, link: Link, message: dict[str, Any]) -> None:
         link.send(Frame.make(Kind.STEP, json.dumps(message).encode(), epoch=link.epoch))
 
-    def receive(self, link: Link) -> dict[str, Any]:
+    def receive(self, link: Link, form: Form = ANY, what: str = "message") -> dict[str, Any]:
+        """Return a message; one that does not have its form fails the link, and so is known by name at both ends."""
         frame = self._next(link)
-        if frame.header.kind is not Kind.STEP:
-            raise ProtocolError("kind", frame.header.kind.name, "STEP")
         try:
-            message = json.loads(bytes(frame.payload))
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError("message", str(error), "JSON") from None
-        if not isinstance(message, dict):
-            raise ProtocolError("message", type(message).__name__, "an object")
+            if frame.header.kind is not Kind.STEP:
+                raise ProtocolError("kind", frame.header.kind.name, "STEP")
+            message = decode_message(frame.payload)
+            form.check(message, what)
+        except ProtocolError as error:
+            link.abort(str(error))
+            raise error.sent_by(link.peer) from None
         return message
+
+    def _outcome(self, link: Link) -> Outcome:
+        """Receive an outcome."""
+        return decode_outcome(self.receive(link, OUTCOME, "outcome"))
 
     def basis_downstream(self, data: bytes | None) -> bytes:
         """Pass the first basis on from stage 0 of replica 0; everyone returns its bytes."""
@@ -164,22 +177,36 @@ class Control:
         return frame
 
 
+FIELDS = {
+    "step": forms.STEP,
+    "loss": optional(number()),
+    "squared_norm": number(),
+    "stop": FLAG,
+    "turn_seconds": forms.SECONDS,
+    "delay_seconds": forms.SECONDS,
+    "saved": forms.STEPS,
+    "copied": forms.STEPS,
+    "replicas": whole(1, MOST_WORKERS),
+}
+OUTCOME = fields(FIELDS)
+"""The form of an outcome. A loss or a norm that is no number is for training to judge: it has diverged."""
+
+
 def decode_outcome(message: dict[str, Any]) -> Outcome:
     """Read an outcome that came over a link, refusing anything else."""
-    names = {field.name for field in fields(Outcome)}
-    if message.keys() != names:
-        raise ProtocolError("outcome", sorted(message), sorted(names))
-    numbers = {name: value for name, value in message.items() if name not in ("stop", "loss", "saved", "copied")}
-    if type(message["stop"]) is not bool or any(type(value) not in (int, float) for value in numbers.values()):
-        raise ProtocolError("outcome", message, "numbers and a stop wish")
-    if any(type(value) is int and abs(value) >= 2**63 for value in (*numbers.values(), message["loss"])):
-        raise ProtocolError("outcome", sorted(numbers), "numbers that a float can hold")
-    if message["loss"] is not None and type(message["loss"]) not in (int, float):
-        raise ProtocolError("loss", message["loss"], "a number or null")
-    if message["replicas"] < 1:
-        raise ProtocolError("replicas", message["replicas"], "at least 1")
-    lists = {name: message[name] for name in ("saved", "copied")}
-    for name, steps in lists.items():
-        if not isinstance(steps, list) or any(type(step) is not int for step in steps):
-            raise ProtocolError(name, steps, "a list of steps")
-    return Outcome(**message | {name: tuple(steps) for name, steps in lists.items()})
+    assert FIELDS.keys() == {field.name for field in dataclasses.fields(Outcome)}
+    OUTCOME.check(message, "outcome")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in message.items()}
+    return Outcome(**values)
+
+
+def of_worker(form: Form) -> Form:
+    """Describe what one worker says, behind the number of its replica."""
+
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, list) or len(value) != 2:
+            raise ProtocolError(where, repr(value), "a replica and what a worker of it says")
+        whole(0, MOST_WORKERS).check(value[0], f"{where}[0]")
+        form.check(value[1], f"{where}[1]")
+
+    return Form(form.text, check)

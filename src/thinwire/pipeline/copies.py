@@ -16,6 +16,7 @@ import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from thinwire.files import read_small
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
@@ -29,7 +30,7 @@ MANIFEST_BYTES = 2**20
 """Most bytes of a manifest."""
 MOST_COPIES = 4
 """Checkpoints of one neighbour that are kept at most: two that stay, and newer ones that not all workers have yet."""
-NAME = re.compile(r"step-(\d{6,})(?:-\d+-[0-9a-f]{8})?")
+NAME = re.compile(r"step-([0-9]{6,12})(?:-[0-9]{1,6}-[0-9a-f]{8})?")
 
 
 def step_of(name: str) -> int:
@@ -52,6 +53,11 @@ class Copies:
         self.changed = threading.Condition()
         self.back: set[str] = set()
         """This stage's own checkpoints that came back."""
+        self.expected: str | None = None
+        """The one that is to come back."""
+        self.decided = threading.Event()
+        """Set once it is known which one that is, or that none is."""
+        self._forget_begun(self.own, stage)
         self.wanted: str | None = None
         self.ended: str | None = None
         """Why nothing comes or goes any more."""
@@ -61,8 +67,14 @@ class Copies:
         for thread in self.threads:
             thread.start()
 
+    def expect(self, name: str | None) -> None:
+        """Let one checkpoint of this stage come back from a neighbour, or none: nobody writes here what nobody waits for."""
+        self.expected = name
+        self.decided.set()
+
     def offer(self, name: str) -> None:
         """Send a checkpoint to the keeper when there is time; a newer one goes instead of one that waits."""
+        self.decided.set()  # this stage has what it needs
         with self.changed:
             self.wanted = name
             self.changed.notify_all()
@@ -92,6 +104,8 @@ class Copies:
 
     def wait_for(self, name: str) -> None:
         """Wait until this stage's own checkpoint has come back."""
+        if name not in self.back:
+            self.expect(name)
         with self.changed:
             self.changed.wait_for(lambda: name in self.back or self.ended is not None)
             if name not in self.back:
@@ -107,6 +121,7 @@ class Copies:
         with self.changed:
             self.ended = self.ended or why
             self.changed.notify_all()
+        self.decided.set()
 
     def _manifests(self, stage: int) -> list[Path]:
         return [path for path in self.folder.glob(f"step-*/stage-{stage}.json") if NAME.fullmatch(path.parent.name)]
@@ -168,12 +183,16 @@ class Copies:
         known = stage in (neighbour, self.stage) and number < len(ENDINGS) and NAME.fullmatch(name)
         if not known or not 0 < total <= self.largest[number]:
             raise ProtocolError("SNAPSHOT", (stage, name, number, total), "a file of the neighbour's checkpoint or of this stage's")
+        if stage == self.stage:
+            self._refuse_unexpected(name)
         folder, data = (self.own if stage == self.stage else self.folder) / name, memoryview(piece)[PIECE.size + length :]
-        if stage == self.stage and (folder / f"stage-{stage}.json").exists():
-            raise ProtocolError("SNAPSHOT", name, "a checkpoint that is not here")
         path = folder / f"stage-{stage}{ENDINGS[number]}.copy"
+        if offset == 0 and number == 0:
+            self._forget_begun(folder.parent, stage)  # checkpoints come one after the other: what is not finished now never will be
         if stage != self.stage and not path.exists() and (offset or self._is_full(stage, folder)):
             return  # the neighbour must not fill this disk, and nothing that may be needed gives way to it
+        if offset and not path.exists():
+            raise ProtocolError("SNAPSHOT", offset, "the next piece of the file", f"{name} has no beginning")
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if offset else "wb") as file:
             if os.fstat(file.fileno()).st_size != offset or offset + len(data) > total:
@@ -186,6 +205,20 @@ class Copies:
                 os.fsync(file.fileno())
         if done and number == len(ENDINGS) - 1:
             self._complete(folder, stage)
+
+    def _refuse_unexpected(self, name: str) -> None:
+        """Refuse a piece of this stage's own checkpoint, unless it is the one that is to come back; the votes may still be on their way."""
+        self.decided.wait()
+        if name != self.expected:
+            raise ProtocolError("SNAPSHOT", name, "a checkpoint that this stage waits for")
+
+    @staticmethod
+    def _forget_begun(folder: Path, stage: int) -> None:
+        """Delete what came of a stage's checkpoints and was not finished."""
+        for path in folder.glob(f"step-*/stage-{stage}.*.copy"):
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # there is something else in it
+                path.parent.rmdir()
 
     def _is_full(self, stage: int, folder: Path) -> bool:
         """Tell whether as many other copies of a neighbour are here as there can ever be use for."""
@@ -202,6 +235,7 @@ class Copies:
         for path in (tensors, manifest):
             path.replace(path.with_suffix(""))
         if stage == self.stage:
+            self.expected = None
             with self.changed:
                 self.back.add(folder.name)
                 self.changed.notify_all()
@@ -213,6 +247,7 @@ class Copies:
         """Tell whether the tensors are those that a manifest vouches for."""
         try:
             with (tensors or manifest.with_suffix(".safetensors")).open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest() == json.loads(manifest.read_text())["sha256"]
-        except (OSError, ValueError, KeyError, TypeError):
+                wanted = json.loads(read_small(manifest, MANIFEST_BYTES))["sha256"]
+                return hashlib.file_digest(file, "sha256").hexdigest() == wanted
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False

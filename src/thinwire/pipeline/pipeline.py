@@ -15,6 +15,7 @@ from torch import Tensor
 from thinwire.codecs.base import DTYPES, Codec, Context, Shared
 from thinwire.codecs.registry import build
 from thinwire.config import Dtype, RunConfig
+from thinwire.link.message import ANY, Form
 from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stages
@@ -92,16 +93,16 @@ class Pipeline:
         """Return the outcome of all stages: here they are one."""
         return own
 
-    def announce(self, facts: dict[str, Any] | None) -> dict[str, Any]:
+    def announce(self, facts: dict[str, Any] | None, form: Form = ANY) -> dict[str, Any]:
         """Return what stage 0 knows about the run."""
         assert facts is not None
         return facts
 
-    def gather(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def gather(self, own: list[dict[str, Any]], form: Form = ANY) -> list[dict[str, Any]]:
         """Return what every stage says of itself."""
         return own
 
-    def gather_values(self, own: Any) -> list[Any]:
+    def gather_values(self, own: Any, form: Form = ANY) -> list[Any]:
         """Return one value of every process."""
         return [own]
 

@@ -34,7 +34,7 @@ def depths(stages: int, microbatches: int, delay: float = 0.0, compute: float = 
     transmission where the line is slower. Rounded up hop by hop: two busy neighbours alternate forwards and backwards in step, so the
     way there and back takes a whole number of turns.
     """
-    turns = math.ceil(2 * delay / compute)
+    turns = math.ceil(min(microbatches, 2 * delay / max(compute, 1e-9)))  # more would change nothing
     return [min(microbatches, (stages - stage) + (stages - 1 - stage) * turns) for stage in range(stages)]
 
 

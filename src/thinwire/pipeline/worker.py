@@ -11,12 +11,15 @@ from torch import Tensor
 
 from thinwire.codecs.base import TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config import ModelConfig, RunConfig
+from thinwire.link.errors import ProtocolError
 from thinwire.link.link import Link
+from thinwire.link.message import ANY, Form, optional, whole
 from thinwire.link.probe import probe
 from thinwire.memory.blocks import Profile
 from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stage
+from thinwire.pipeline import forms
 from thinwire.pipeline.across import exchange_contract, join_control, join_peers
 from thinwire.pipeline.backend import boundary_contract, boundary_port, open_group
 from thinwire.pipeline.copies import Copies
@@ -105,7 +108,7 @@ class WorkerPipeline:
             check_bounded(config.pipeline.schedule)
             self.profile = self.profile or measure(stage, self.codec, config, run)
             plan = plan_for(self.profile, config, self.in_flight[index])
-        everyone = self.gather_values(plan and plan.in_flight)
+        everyone = self.gather_values(plan and plan.in_flight, optional(whole(1, 2**31)))
         in_flight = within(self.in_flight, of_replica(everyone, self.replica, stage.plan.count))
         if in_flight != self.in_flight:
             self.in_flight = in_flight
@@ -127,7 +130,7 @@ class WorkerPipeline:
             data = self.control.basis_downstream(raw_bytes(basis) if stage.plan.first else None)
             stage.stream.adopt(from_raw_bytes(data, spec))
         mine = stage.stream.fingerprint()
-        theirs = self.control.announce({"fingerprint": mine} if stage.plan.first else None)["fingerprint"]
+        theirs = self.control.announce({"fingerprint": mine} if stage.plan.first else None, forms.FINGERPRINT)["fingerprint"]
         if theirs != mine:
             raise ValueError(
                 f"stage {stage.plan.index} does not agree with stage 0 on basis and fixed features; use the same version of thinwire"
@@ -207,14 +210,18 @@ class WorkerPipeline:
         assert loss is not None
         return loss
 
-    def announce(self, facts: dict[str, Any] | None) -> dict[str, Any]:
-        return self.control.announce(facts)
+    def announce(self, facts: dict[str, Any] | None, form: Form = ANY) -> dict[str, Any]:
+        return self.control.announce(facts, form)
 
-    def gather(self, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return self.control.gather(own[0])
+    def gather(self, own: Sequence[dict[str, Any]], form: Form = ANY) -> list[dict[str, Any]]:
+        found = self.control.gather(own[0], form)
+        expected = self.config.replicas.count * self.stages[0].plan.count
+        if len(found) != expected:
+            raise ProtocolError("workers", len(found), expected)
+        return found
 
-    def gather_values(self, own: Any) -> list[Any]:
-        return [part["value"] for part in self.control.gather({"value": own})]
+    def gather_values(self, own: Any, form: Form = ANY) -> list[Any]:
+        return [part["value"] for part in self.gather([{"value": own}], forms.values(form))]
 
     def held_copies(self) -> dict[str, list[str]]:
         return self.copies.held() if self.copies else {}
@@ -222,12 +229,15 @@ class WorkerPipeline:
     def fetch_copies(self, name: str, votes: Sequence[dict[str, Any]]) -> None:
         plan = self.stages[0].plan
         index, votes = plan.index, of_replica(votes, self.replica, plan.count)
+        if self.copies:
+            self.copies.expect(None if name in votes[index]["steps"] else name)
         for stage, vote in enumerate(votes):
             if name in vote["steps"]:
                 continue
             keepers = [other for other in (stage + 1, stage - 1) if 0 <= other < len(votes)]
-            keeper = next(other for other in keepers if name in votes[other]["copies"].get(str(stage), []))
-            assert self.copies is not None or index not in (stage, keeper)
+            keeper = next((other for other in keepers if name in votes[other]["copies"].get(str(stage), [])), None)
+            if keeper is None or (self.copies is None and index in (stage, keeper)):
+                raise ProtocolError("vote", f"{name} of stage {stage}", "a checkpoint that it has, or of which a neighbour keeps a copy")
             if self.copies and index == keeper:
                 self.copies.give_back(stage, name)
             if self.copies and index == stage:

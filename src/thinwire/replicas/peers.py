@@ -82,6 +82,8 @@ class Peers:
         if parent is not None:
             self.give(parent, self._pack(parts))
             parts = self._unpack(self.take(parent))
+            if len(parts) != self.count:
+                raise ValueError(f"replica {parent} passed on the messages of {len(parts)} replicas; there are {self.count}")
         for child in children:
             self.give(child, self._pack(parts))
         return [parts[replica] for replica in range(self.count)]

@@ -1,0 +1,62 @@
+"""The form of what workers tell each other besides payloads: facts of the run, votes, figures. What it means is others' business."""
+
+from __future__ import annotations
+
+from thinwire.link.message import ANY, FLAG, TEXT, Form, fields, list_of, number, optional, rule, table_of, text_like, whole
+from thinwire.pipeline.copies import NAME
+
+COUNT = number(0, 2.0**63)
+STEP = whole(-2, 2**32 - 1)
+"""A step; -1 and -2 stand for what is settled outside of steps."""
+STEPS = list_of(whole(0, 10**12), 10**5)
+SECONDS = number(0, 1e6)
+"""A time that was measured: not even the slowest line takes two weeks for a payload."""
+CHECKPOINT = text_like(NAME, "the name of a checkpoint")
+CHECKPOINTS = list_of(CHECKPOINT, 10**5)
+VOTE = fields(
+    {"steps": CHECKPOINTS, "copies": table_of(CHECKPOINTS, 2), "recovering": FLAG, "confirmed": whole(-1, 10**12)},
+)
+"""Which checkpoints a worker has, and of its neighbours."""
+ABOUT_DATA = fields({"data": TEXT, "validation_rows": whole(1, 2**31), "resume": FLAG}, others=True)
+"""What the first stage says of its data."""
+ORDER = fields(
+    {
+        "length": whole(1, 2**31),
+        "limit": whole(0, 2**31),
+        "end": optional(whole(0, 2**31)),
+        "sampling": fields(
+            {
+                "temperature": number(0, 1e6),
+                "top_k": optional(whole(1, 2**31)),
+                "top_p": optional(number(0, 1)),
+                "seed": whole(0, 2**63 - 1),
+            }
+        ),
+    }
+)
+"""What text to write."""
+ABOUT_ROWS = fields({"rows": whole(1, 2**31), "bytes_per_token": optional(number(1e-9, 1e9))})
+"""The same for an evaluation."""
+FINGERPRINT = fields({"fingerprint": ANY})
+BASIS = fields({"basis": ANY})
+HELD = fields({"checkpoints": CHECKPOINTS})
+LAST = fields({"step": whole(0, 2**32 - 1), "outcome": optional(rule("an object", lambda value: isinstance(value, dict)))})
+"""The last step that a worker has committed."""
+TRAFFIC = fields({"tokens": COUNT, "forward": COUNT, "backward": COUNT, "ids": COUNT}, others=True)
+SENT = fields({"framed": COUNT, "socket": COUNT, "framed_control": COUNT}, others=True)
+PART = fields(
+    {
+        "hashes": table_of(TEXT, 10**6),
+        "parameters": COUNT,
+        "boundary": optional(TRAFFIC),
+        "links": list_of(fields({"sent": SENT}, others=True), 10**4),
+        "exchange": COUNT,
+        "memory": ANY,
+    },
+)
+"""A worker's part of the summary."""
+
+
+def values(form: Form) -> Form:
+    """Describe what a worker says when one value is gathered."""
+    return fields({"value": form})
