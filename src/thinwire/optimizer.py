@@ -190,6 +190,8 @@ class StageOptimizer:
 
 def clip_scale(norm: float, clip: float) -> float:
     """Return the factor that brings a gradient of this norm down to `clip`; 0 turns clipping off."""
+    if not math.isfinite(norm):
+        raise ValueError(f"the gradient norm is {norm}: this update was not applied; lower train.rate or raise train.warmup")
     return clip / norm if clip > 0 and norm > clip else 1.0
 
 
