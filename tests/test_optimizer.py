@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -104,3 +106,10 @@ def test_rate_schedule():
 
 def test_clipping():
     assert clip_scale(4.0, 1.0) == 0.25 and clip_scale(0.5, 1.0) == 1.0 and clip_scale(4.0, 0) == 1.0
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.0])
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_norm_that_is_no_number_is_refused(norm, clip):
+    with pytest.raises(ValueError, match=f"the gradient norm is {norm}.*not applied"):
+        clip_scale(norm, clip)

@@ -140,18 +140,27 @@ class StageOptimizer:
             for label, tensor in self._owner(self.named[name]).state[self.named[name]].items():
                 self.shelf.put(f"{name}/{label}", tensor)
 
-    def state_sizes(self) -> list[list[int]]:
-        """Return the bytes of each tensor of each parameter's state, as they are once all have been updated."""
-        sizes = []
+    def state_forms(self) -> dict[str, dict[str, Tensor]]:
+        """Return the state of each parameter as it is once that has been updated, by name and label, in tensors without memory."""
+        names = {id(parameter): name for name, parameter in self.named.items()}
+        forms = {}
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 (parameter,) = group["params"]
-                whole = parameter.nbytes
+                whole = torch.empty_like(parameter, device="meta", requires_grad=False)
+                count = torch.empty((), device="meta")
                 if isinstance(optimizer, SharedAdamW):
-                    sizes.append([whole, whole // parameter.shape[group["axis"]], 4])  # 4: the number of updates
+                    state = {"exp_avg": whole, "shared_sq": whole.sum(group["axis"], keepdim=True), "step": count}
+                elif isinstance(optimizer, torch.optim.Muon):
+                    state = {"momentum_buffer": whole}
                 else:
-                    sizes.append([whole] if isinstance(optimizer, torch.optim.Muon) else [whole, whole, 4])
-        return sizes
+                    state = {"exp_avg": whole, "exp_avg_sq": whole, "step": count}
+                forms[names[id(parameter)]] = state
+        return forms
+
+    def state_sizes(self) -> list[list[int]]:
+        """Return the bytes of each tensor of each parameter's state, as they are once all have been updated."""
+        return [[tensor.nbytes for tensor in state.values()] for state in self.state_forms().values()]
 
     def carry_over(self, rotation_KK: Tensor) -> None:
         """Carry coordinates and their moments over to a moved basis."""
@@ -190,6 +199,8 @@ class StageOptimizer:
 
 def clip_scale(norm: float, clip: float) -> float:
     """Return the factor that brings a gradient of this norm down to `clip`; 0 turns clipping off."""
+    if not math.isfinite(norm):
+        raise ValueError(f"the gradient norm is {norm}: this update was not applied; lower train.rate or raise train.warmup")
     return clip / norm if clip > 0 and norm > clip else 1.0
 
 

@@ -116,7 +116,7 @@ def test_a_manifest_of_format_1_can_be_resumed(tmp_path):
 def test_another_model_is_refused_by_the_name_that_differs(tmp_path):
     _, _, folder = save(tmp_path)
     other = make_pipeline("subspace", stages=2, rank=5, dtype="fp32")
-    with pytest.raises(ValueError, match=r"embedding.weight is \(97, 6\) there, \(97, 5\) here"):
+    with pytest.raises(ValueError, match=r"embedding.weight is \(97, 6\) float32 there, \(97, 5\) float32 here"):
         checkpoint.load(folder, other.stages, None, FACTS)
 
 

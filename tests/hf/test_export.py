@@ -197,7 +197,7 @@ def test_refusals(run, tmp_path, capsys):
     assert "stage-1.safetensors does not match the sha256" in refused(tmp_path / "bad", tmp_path / "out")
     text = (tmp_path / "bad" / CONFIG_FILE).read_text()
     (tmp_path / "bad" / CONFIG_FILE).write_text(text.replace("rank = 6", "rank = 5"))
-    assert "stream.basis_DK is (32, 6) there, (32, 5) by config.toml" in refused(
+    assert "stream.basis_DK is (32, 6) float32 there, (32, 5) float32 by config.toml" in refused(
         tmp_path / "bad", tmp_path / "out", "--step", "2", "--sequences", "0"
     )
     assert not (tmp_path / "out").exists()

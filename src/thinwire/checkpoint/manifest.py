@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
+from thinwire.checkpoint.fields import check_fields
 from thinwire.config import RunConfig
 from thinwire.configfile import RESHAPING, shared_settings
+from thinwire.files import read_small
 from thinwire.model.cut import StagePlan, cut_layers
 
 FORMAT = 2
@@ -55,19 +58,21 @@ def encode(manifest: dict[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Read a manifest; refuse one that is not as it was written."""
+    """Read a manifest; refuse one that is not as it was written, or of a format that is known and with fields that are not."""
     if len(data) > LONGEST:
         raise ValueError(f"it has {len(data)} bytes, a manifest has at most {LONGEST}")
     try:
         manifest = json.loads(data)
+        again = encode(manifest) if isinstance(manifest, dict) else b""
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(manifest, dict):
         raise ValueError("it is not a table")
-    if manifest.get("format") == OLD_FORMAT and "checksum" not in manifest:
-        return manifest
-    if encode(manifest) != data:
+    old = manifest.get("format") == OLD_FORMAT and "checksum" not in manifest
+    if not old and again != data:
         raise ValueError("it does not match its checksum")
+    if manifest.get("format") in (OLD_FORMAT, FORMAT):
+        check_fields(manifest, newer=manifest["format"] == FORMAT)
     return manifest
 
 
@@ -75,7 +80,7 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
     """Read a stage's manifest and refuse one that is damaged, of another format or of another run."""
     path = manifest_path(folder, index)
     try:
-        manifest = decode(path.read_bytes())
+        manifest = decode(read_small(path, LONGEST))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}); delete {folder} and resume from the checkpoint before it") from None
     if manifest.get("format") not in (OLD_FORMAT, FORMAT):
@@ -97,10 +102,11 @@ def whole(folder: Path, index: int) -> dict[str, Any] | None:
     """Return the manifest of a part that was written to the end; None if there is none, or one that a power cut or a full disk cut off."""
     try:
         manifest = read_manifest(folder, index, {})
-        size = tensors_path(folder, index).stat().st_size
+        tensors = tensors_path(folder, index).stat()
     except (OSError, ValueError):
         return None
-    return manifest if manifest.get("bytes", size) == size else None
+    sound = stat.S_ISREG(tensors.st_mode) and manifest.get("bytes", tensors.st_size) == tensors.st_size
+    return manifest if sound else None
 
 
 def is_part_of(manifest: dict[str, Any], plan: StagePlan) -> bool:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from thinwire.checkpoint.fitting import refuse_misfit, refuse_state
 from thinwire.checkpoint.layout import Position, is_undamaged
 from thinwire.checkpoint.manifest import is_part_of, manifest_path, read_manifest, shape_of, tensors_path
 from thinwire.model.stages import Stage
@@ -57,11 +58,12 @@ def load(
         weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER)}
         refuse_misfit(folder, stage, weights)
         chosen.append((weights, {name.removeprefix(OPTIMIZER): tensors[name] for name in tensors if name not in weights}))
-    if optimizers is not None and manifests[0]["step"] and not all(state for _, state in chosen):
-        raise ValueError(
-            f"{folder} holds weights without optimizer state, as `thinwire export` writes them; it can be evaluated, not resumed"
-        )
-    if exchange is not None and manifests[0]["step"]:  # before the first step there is no state
+    if optimizers is not None and manifests[0]["step"]:  # before the first step there is no state
+        told = all("stateless" in manifest for manifest in manifests)
+        stateless = [name for manifest in manifests for name in manifest["stateless"]] if told else None
+        for stage, optimizer, (_, state) in zip(stages, optimizers, chosen, strict=True):
+            refuse_state(folder, stage, optimizer, state, stateless)
+    if exchange is not None and manifests[0]["step"]:
         exchange(exchanged)
     for index, (weights, state) in enumerate(chosen):
         # Both copy into memory of torch's own: the bits of later steps must not depend on how a file happened to be aligned.
@@ -146,18 +148,6 @@ def refuse_other_cuts(folder: Path, stage: Stage, tensors: Tensors) -> None:
             f"{folder} holds what this codec has learnt at its cuts, before layers {wanted}; stage {stage.plan.index} of the new shape "
             f"{change}: keep every one of these cuts and add none (pipeline.stages, pipeline.split), or resume in the shape that it has"
         )
-
-
-def refuse_misfit(folder: Path, stage: Stage, weights: Tensors) -> None:
-    """Refuse weights that differ from the stage's in name or shape."""
-    expected = {name: tuple(tensor.shape) for name, tensor in stage.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise ValueError(
-                f"{folder} does not fit stage {stage.plan.index} of this model: {name} is {found.get(name)} there, "
-                f"{expected.get(name)} here"
-            )
 
 
 def position_of(manifests: list[dict[str, Any]], facts: dict[str, Any]) -> Position:

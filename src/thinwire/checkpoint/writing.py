@@ -57,8 +57,12 @@ def part_of(
     """Take a stage's part as it is now; with `copy` in memory of its own, that later steps do not change."""
     plan = stage.plan
     manifest = {"format": FORMAT, "stage": plan.index, "stages": plan.count, "layers": list(plan.layers), **facts}
-    manifest |= {**asdict(position), "basis_version": stage.stream.version}
-    tensors = {**stage.state_dict(), **{f"optimizer/{name}": tensor for name, tensor in optimizer.state_tensors().items()}}
+    state = optimizer.state_tensors()
+    updated = {name.rpartition("/")[0] for name in state}
+    # What no step has updated has no state: a reader must know, or could not tell it from state that was lost.
+    stateless = [name for name in optimizer.named if name not in updated] if state else []
+    manifest |= {**asdict(position), "basis_version": stage.stream.version, "stateless": stateless}
+    tensors = {**stage.state_dict(), **{f"optimizer/{name}": tensor for name, tensor in state.items()}}
     tensors |= {f"exchange/{name}": tensor for name, tensor in (exchange or {}).items()}
     return Part(
         manifest,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thinwire import checkpoint
+from thinwire.checkpoint.fitting import form
 from thinwire.codecs.base import DTYPES
 from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE
@@ -48,7 +49,7 @@ class Checkpointed:
         """Copy a stage's weights into it."""
         tensors = self.tensors
         for name, target in stage.state_dict().items():
-            here, there = tuple(target.shape), tensors[name].shape if name in tensors else None
+            here, there = form(target), form(tensors.get(name))
             if here != there:
                 raise ValueError(
                     f"{self.folder} does not fit the settings in {self.run / CONFIG_FILE}: {name} is {there} there, {here} here"

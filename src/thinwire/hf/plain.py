@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from thinwire.checkpoint.fitting import form
 from thinwire.codecs.base import Codec
 from thinwire.config import RunConfig
 from thinwire.hf.checkpointed import Checkpointed
@@ -76,10 +77,10 @@ def pieces(source: Checkpointed, dtype: torch.dtype) -> list[Piece]:
 
 
 def stored(source: Checkpointed, tensors: dict[str, Stored], name: str, shape: tuple[int, ...]) -> Stored:
-    """Find a tensor of the checkpoint and check its shape."""
-    there = tensors[name].shape if name in tensors else None
-    if there != shape:
-        raise ValueError(f"{source.folder} does not fit the run's settings: {name} is {there} there, {shape} by config.toml")
+    """Find a tensor of the checkpoint and check its shape and number format."""
+    there, here = form(tensors.get(name)), form(torch.empty(shape, dtype=source.dtype, device="meta"))
+    if there != here:
+        raise ValueError(f"{source.folder} does not fit the run's settings: {name} is {there} there, {here} by config.toml")
     return tensors[name]
 
 

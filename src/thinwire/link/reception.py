@@ -18,8 +18,9 @@ from thinwire.link.errors import Interrupted, LinkError, ProtocolError, Replaced
 from thinwire.link.frame import Frame, Kind, Parser
 from thinwire.link.greeting import Greeting
 from thinwire.link.hello import Hello, PeerBehind, PeerReplaced, decode_hello, judge, make_hello
-from thinwire.link.options import MAX_REASON_BYTES
+from thinwire.link.options import MAX_REASON_LETTERS
 from thinwire.link.problem import Problem
+from thinwire.shown import shown
 
 if TYPE_CHECKING:
     from thinwire.link.loop import Loop
@@ -106,7 +107,7 @@ class Reception:
         """Compare the peer's HELLO with ours and open, or say what differs."""
         loop, now = self._loop, time.monotonic()
         if frame.header.kind is Kind.ABORT:
-            reason = bytes(frame.payload).decode(errors="replace")
+            reason = shown(bytes(frame.payload).decode(errors="replace"), MAX_REASON_LETTERS)
             self._refuse(greeting, aborted(f"{loop.peer} aborted the link", reason), told=True)
             return
         theirs = decode_hello(frame.payload)
@@ -159,7 +160,7 @@ class Reception:
         """Do without a connection and go on; the peer gets our HELLO as well, so that it can name the difference as seen from there."""
         now = time.monotonic()
         if tell and (greeting.said or self._say_hello(greeting, now)):
-            greeting.refuse(self._loop.frame(Kind.ABORT, reason.encode()[:MAX_REASON_BYTES]), now)
+            greeting.refuse(self._loop.frame(Kind.ABORT, shown(reason, MAX_REASON_LETTERS).encode()), now)
         if greeting in self.greetings:
             self._dismiss(greeting, Problem(reason, "start it with the settings and the roster of the others", patience=False))
 

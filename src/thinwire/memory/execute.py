@@ -76,6 +76,8 @@ class Executor(Runner):
         parcel = Parcel(len(current.parcels), current.exempt, courier.count)
         courier.start_forward(parcel.block)
         current.parcels.append(parcel)
+        if stream.is_leaf:  # a payload as it came: the engine receives every later step into this tensor, and hooks on it would stay
+            stream = stream.view_as(stream)
         stream.register_hook(lambda gradient: self._pass(current, parcel.block))
         with parcel.hooks():
             if courier.choices[parcel.block] == "recompute":

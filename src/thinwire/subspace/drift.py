@@ -15,6 +15,8 @@ from thinwire.subspace.layers import SubspaceStream
 def grassmann_step(basis_DK: Tensor, energy_DD: Tensor, rate: float) -> Tensor:
     """Return qr(U - rate xi) with xi = (I - U U^T)(-2 Gamma U), Gamma normalised by its largest eigenvalue."""
     basis, energy = basis_DK.double(), energy_DD.double()
+    if not energy.isfinite().all():  # from a checkpoint that was written while gradients were no numbers
+        return basis
     largest = torch.linalg.eigvalsh(energy)[-1]
     if largest <= 0:
         return basis

@@ -35,23 +35,28 @@ class SubspaceStream(Stream):
 
     def read(self, stream: Tensor, static: Tensor | None) -> Tensor:
         assert static is not None
-        coordinates_NK = stream.flatten(0, 1)
-        if static.is_floating_point():
-            hidden_ND = torch.addmm(static.flatten(0, 1), coordinates_NK, self.basis_DK.T)
-        else:
-            hidden_ND = self.fixed.add_to(torch.mm(coordinates_NK, self.basis_DK.T), static.flatten())
+        coordinates_NK = stream.flatten(0, 1).to(self.basis_DK.dtype)
+        # Never in bf16: `fixed` is so much larger at first that a sum of 8 bits keeps little of U c (bench/precision.py).
+        with torch.autocast(stream.device.type, enabled=False):
+            if static.is_floating_point():
+                hidden_ND = torch.addmm(static.flatten(0, 1), coordinates_NK, self.basis_DK.T)
+            else:
+                hidden_ND = self.fixed.add_to(torch.mm(coordinates_NK, self.basis_DK.T), static.flatten())
         return hidden_ND.view(*stream.shape[:-1], -1)
 
     def open(self, stream: Tensor, static: Tensor | None) -> Tensor:
-        hidden_BTD = self.read(stream, static).to(stream.dtype)
+        hidden_BTD = self.read(stream, static)
         if self.measure and hidden_BTD.requires_grad:
             hidden_BTD.register_hook(self._accumulate)
         return hidden_BTD
 
     def _accumulate(self, gradient_BTD: Tensor) -> None:
-        """Add g^T g of the activation gradient before projection."""
+        """Add g^T g of the activation gradient before projection; one that would make it no number is left out, as its step is."""
         flat = gradient_BTD.flatten(0, 1).to(self.energy_DD.dtype)
-        self.energy_DD.addmm_(flat.T, flat)
+        # No entry of a sum of g^T g is larger than its trace.
+        trace = float(torch.linalg.vector_norm(flat)) ** 2 + float(self.energy_DD.trace())
+        if trace < torch.finfo(flat.dtype).max:
+            self.energy_DD.addmm_(flat.T, flat)
 
     def adopt(self, basis_DK: Tensor | None) -> None:
         assert basis_DK is not None
