@@ -17,13 +17,13 @@ from jobs import local_roster, run_config
 from runs import train
 from test_join import assert_same, join_words
 from thinwire import cli, standby
-from thinwire.crew import free_ports
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
 from thinwire.link.roster import Place, Roster
 from thinwire.places import PLACES_FILE
+from thinwire.scratch import free_ports
 from thinwire.settings import parse_join
 from thinwire.standby import SERVICE, Answer, Desk, Questions
 from thinwire.stop import Stop

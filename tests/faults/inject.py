@@ -13,6 +13,9 @@ What it does there (`amount` is in seconds, unless something else stands here):
 
     kill         SIGKILL
     freeze       SIGSTOP for good
+    stuck        the thread that computes never goes on, those beside it do
+    stuck in C   likewise, where Python does not even notice a signal
+    stuck whole  likewise, and no other thread of Python's goes on either
     doze         SIGSTOP, and SIGCONT after `amount`
     reset        break every TCP connection of this worker
     cut          for `amount` nothing leaves this worker and nothing comes in, and no connection says so
@@ -33,6 +36,7 @@ What it does there (`amount` is in seconds, unless something else stands here):
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import random
@@ -101,6 +105,9 @@ class Scene:
         self.actions: dict[str, Callable[[float], None]] = {
             "kill": lambda amount: self._signal(signal.SIGKILL),
             "freeze": lambda amount: self._signal(signal.SIGSTOP),
+            "stuck": lambda amount: threading.Event().wait(),
+            "stuck in C": lambda amount: ctypes.CDLL(None).pause(),
+            "stuck whole": lambda amount: ctypes.PyDLL(None).sleep(10**6),
             "doze": self._doze,
             "reset": lambda amount: self._reset(),
             "cut": lambda amount: self._cut(("out", "in"), amount),
