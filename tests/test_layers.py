@@ -21,7 +21,7 @@ LAYERS = [
     ["configfile", "limits", "stop", "hf.shards"],
     ["pipeline", "memory"],
     ["settings", "checkpoint", "track", "trackers", "seat", "places", "standby", "watch", "watchdog"],
-    ["crew", "scratch"],
+    ["crew", "scratch", "cause"],
     ["summary", "sampling", "saved"],
     ["evaluate", "generate", "keys", "view", "memory.command"],
     ["train", "hf"],

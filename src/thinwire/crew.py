@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
+from thinwire.cause import causes, in_a_line, place_of, trace_of
 from thinwire.config import RunConfig
 from thinwire.configfile import from_toml, to_toml
 from thinwire.link.errors import LinkError, ProtocolError
@@ -72,7 +72,7 @@ class Child:
     """Whether the failure is one that a new start would meet again."""
     trace: str | None = None
     """The traceback of an exception that nobody expected; `failure` says it in a line."""
-    at: tuple[int, str] | None = None
+    where: tuple[int, str] | None = None
     """The steps done, and the place in the program, where it was raised."""
     ended: bool = False
     """Whether it was lost, or was stuck, when all were asked to end: nobody takes its place."""
@@ -165,12 +165,12 @@ class Crew:
     def _replace_or_raise(self, child: Child) -> None:
         """Start a lost worker again, unless that would not help."""
         others = [other for other in self.children if other is not child]
-        again = child.at is not None and (child.place, child.at) in self.raised
+        again = child.where is not None and (child.place, child.where) in self.raised
         if child.refused or child.lost_link or self.replacing is None or self.lost >= RESTARTS or again:
             linger(self.children, self._hear)
             raise first_failure(self.children, again)
-        if child.at is not None:
-            self.raised.add((child.place, child.at))
+        if child.where is not None:
+            self.raised.add((child.place, child.where))
         child.process.kill()
         end_all([child])
         if others and all(other.result is not None for other in others):
@@ -260,15 +260,8 @@ def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: s
         voice.say({"refused" if cause else "failed": str(error), "lost_link": not cause})
         sys.exit(1)
     except BaseException as error:
-        where = place_of(error)
-        voice.say({"failed": f"{type(error).__name__}: {error}, {where}", "trace": traceback.format_exc(), "at": [voice.step, where]})
+        voice.say({"failed": in_a_line(error), "trace": trace_of(error), "where": [voice.step, place_of(causes(error)[-1])]})
         sys.exit(1)
-
-
-def place_of(error: BaseException) -> str:
-    """Say where an exception was raised."""
-    call = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(call.filename).name}:{call.lineno}"
 
 
 class Voice:
@@ -334,7 +327,7 @@ def collect(children: list[Child], hear_of: Hear, timeout: float = 0.5) -> None:
             child.failure = message.get("refused") or message["failed"]
             child.lost_link, child.refused = message.get("lost_link", False), "refused" in message
             child.trace = message.get("trace")
-            child.at = tuple(message["at"]) if "at" in message else None
+            child.where = tuple(message["where"]) if "where" in message else None
         else:
             hear_of(child.place, message)
 
@@ -368,7 +361,7 @@ def first_failure(children: list[Child], again: bool = False) -> Exception:
     if chosen.trace is None:
         return ValueError(f"{called(chosen.place)}: {chosen.failure}{note}")
     twice = " twice in the same step, so another start would not help" if again else ""
-    return ValueError(f"{called(chosen.place)} failed{twice}:{note}\n{chosen.trace.rstrip()}")
+    return ValueError(f"{called(chosen.place)} failed{twice}:{note}\n{chosen.trace}")
 
 
 def called(place: Place) -> str:
