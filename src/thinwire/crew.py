@@ -68,6 +68,8 @@ class Child:
     failure: str | None = None
     lost_link: bool = False
     """Whether the failure is that of a link, which has its cause elsewhere."""
+    of_link: bool = False
+    """Whether the failure is that of a link at all."""
     refused: bool = False
     """Whether the failure is one that a new start would meet again."""
     trace: str | None = None
@@ -121,7 +123,7 @@ class Crew:
             self._end_silent()
             self._pass_on("now" if stop.now else "soon" if stop.asked else None)
             for child in [child for child in self.children if child.failure is not None]:
-                if self.wish == "now" and not child.refused:
+                if self.wish == "now" and (child.of_link or not child.refused):  # others may have ended before it heard of the wish
                     self._let_go(child)
                 else:
                     self._replace_or_raise(child)
@@ -257,7 +259,7 @@ def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: s
         sys.exit(1)
     except LinkError as error:
         cause = isinstance(error, ProtocolError)  # found here; other link errors have their cause elsewhere
-        voice.say({"refused" if cause else "failed": str(error), "lost_link": not cause})
+        voice.say({"refused" if cause else "failed": str(error), "lost_link": not cause, "of_link": True})
         sys.exit(1)
     except BaseException as error:
         voice.say({"failed": in_a_line(error), "trace": trace_of(error), "where": [voice.step, place_of(causes(error)[-1])]})
@@ -326,7 +328,7 @@ def collect(children: list[Child], hear_of: Hear, timeout: float = 0.5) -> None:
         elif "refused" in message or "failed" in message:
             child.failure = message.get("refused") or message["failed"]
             child.lost_link, child.refused = message.get("lost_link", False), "refused" in message
-            child.trace = message.get("trace")
+            child.of_link, child.trace = message.get("of_link", False), message.get("trace")
             child.where = tuple(message["where"]) if "where" in message else None
         else:
             hear_of(child.place, message)
