@@ -75,6 +75,24 @@ def test_a_stuck_stage_without_supervisor_ends_itself(settings, alone, tmp_path,
     assert_same(homes[0], alone)
 
 
+def test_others_that_wait_for_a_stage_that_ended_itself_end_when_asked_to(settings, alone, tmp_path):  # noqa: F811
+    """They have abandoned the step and make new links: SIGTERM and Ctrl-C end them all the same, and a resume has the same bits."""
+    homes = homes_of(tmp_path)
+    words = [join_words(home, number, settings, *HAND_WORDS, *LINK, *LIMIT) for number, home in enumerate(homes)]
+    with Hand(tmp_path) as hand:
+        faults = {1: [Fault(1, "forward", 15, "stuck")]}
+        running = [hand.start(each, f"stage-{number}", faults.get(number, [])) for number, each in enumerate(words)]
+        assert ended(running[1], 300) == EXIT_STUCK, hand.printed("stage-1")
+        for number, signal_number in ((0, signal.SIGTERM), (2, signal.SIGINT)):
+            os.kill(running[number].pid, signal_number)
+            assert ended(running[number], 300) == 0, hand.printed(f"stage-{number}")
+            out, error = hand.printed(f"stage-{number}")
+            assert "stopped at step " in out and "Traceback" not in error
+        again = [hand.start([*each, "--resume"], f"again-{number}") for number, each in enumerate(words)]
+        assert [ended(process, 300) for process in again] == [0, 0, 0], [hand.printed(f"again-{number}") for number in range(3)]
+    assert_same(homes[0], alone)
+
+
 @pytest.mark.parametrize(
     ("numbers", "code"), [([signal.SIGTERM], 0), ([signal.SIGINT, signal.SIGINT], 130)], ids=["SIGTERM", "Ctrl-C twice"]
 )
