@@ -8,6 +8,7 @@ summing up have no limit: they depend on data and disks. The process that is stu
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -112,6 +113,7 @@ class Watchdog:
 
     def __exit__(self, *error: object) -> None:
         self.over.set()
+        self.thread.join()
 
     def _watch(self) -> None:
         before = time.monotonic()
@@ -120,6 +122,11 @@ class Watchdog:
             elapsed = min(now - before, 2 * self.pause)  # the whole process was stopped, or the machine slept: nobody could get on
             before = now
             self._look(elapsed)
+            if not self.stop.supervised and sys.__stderr__ is not None:
+                # Where the computing thread keeps Python's lock this thread cannot look any more. A supervisor hears that; without one
+                # it takes a thread outside Python, which says where all threads are and ends the process, unless it is told again.
+                faulthandler.dump_traceback_later(NEW_FACTOR * self.patience.seconds, exit=True, file=sys.__stderr__)
+        faulthandler.cancel_dump_traceback_later()
 
     def _look(self, elapsed: float) -> None:
         """Take note of what the worker does, and end it if it is stuck, or does not end when asked to."""

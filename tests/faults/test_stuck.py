@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ from test_join import assert_same, join_words
 from thinwire.watchdog import EXIT_STUCK
 
 pytestmark = pytest.mark.timeout(600)
-LIMIT = ("--train.stuck_seconds", "5")
+LIMIT = ("--train.stuck_seconds", "8")
 KINDS = ["stuck", pytest.param("stuck in C", marks=pytest.mark.full), pytest.param("stuck whole", marks=pytest.mark.full)]
 
 
@@ -35,21 +36,37 @@ def test_a_stuck_stage_is_replaced(settings, quiet, tmp_path, kind):
 
 @pytest.mark.full
 def test_whoever_waits_for_a_neighbour_longer_than_the_limit_is_not_ended(settings, quiet, tmp_path):
-    hashes, heard = run_with(settings, tmp_path, [Fault(1, "forward", 9, "cut", 12.0)], *LIMIT)
+    hashes, heard = run_with(settings, tmp_path, [Fault(1, "forward", 9, "cut", 20.0)], *LIMIT)
     assert hashes == quiet()
     assert not [message for _, message in heard if "lost" in message]
+
+
+def ask_when_struck(folder: Path, fault: Fault, *numbers: int) -> None:
+    """Send this process signals once the fault has struck."""
+
+    def ask() -> None:
+        wait_until(lambda: (folder / f"struck/struck-{fault.name}").exists(), 300)
+        for number in numbers:
+            time.sleep(0.5)
+            os.kill(os.getpid(), number)
+
+    threading.Thread(target=ask, daemon=True).start()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ctrl_c_twice_ends_a_run_with_a_stuck_stage(settings, quiet, tmp_path, capfd, kind):
+    run, fault = tmp_path / "run", Fault(1, "forward", 9, kind)
+    ask_when_struck(tmp_path, fault, signal.SIGINT, signal.SIGINT)
+    assert command_with(["--config", settings, "--run", str(run), *WORDS], [fault], tmp_path / "struck") == 130
+    assert_struck(tmp_path, [fault])
+    assert "Traceback" not in capfd.readouterr().err
+    assert resumed(settings, run) == quiet()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sigterm_ends_a_run_with_a_stuck_stage(settings, quiet, tmp_path, capsys, kind):
     run, fault = tmp_path / "run", Fault(1, "forward", 9, kind)
-
-    def terminate() -> None:
-        wait_until(lambda: (tmp_path / f"struck/struck-{fault.name}").exists(), 300)
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=terminate, daemon=True).start()
+    ask_when_struck(tmp_path, fault, signal.SIGTERM)
     assert command_with(["--config", settings, "--run", str(run), *WORDS], [fault], tmp_path / "struck") == 0
     assert_struck(tmp_path, [fault])
     out, error = capsys.readouterr()
@@ -73,6 +90,17 @@ def test_a_stuck_stage_without_supervisor_ends_itself(settings, alone, tmp_path,
         running[1] = hand.start([*words[1], "--resume"], "again")
         assert [ended(process, 300) for process in running] == [0, 0, 0], [hand.printed(f"stage-{number}") for number in range(3)]
     assert_same(homes[0], alone)
+
+
+@pytest.mark.full
+def test_a_stage_that_is_stuck_with_the_lock_of_python_ends_all_the_same(settings, tmp_path):
+    homes = homes_of(tmp_path)
+    words = [join_words(home, number, settings, *HAND_WORDS, *LINK, "--train.stuck_seconds", "2") for number, home in enumerate(homes)]
+    with Hand(tmp_path) as hand:
+        faults = {1: [Fault(1, "forward", 15, "stuck whole")]}
+        running = [hand.start(each, f"stage-{number}", faults.get(number, [])) for number, each in enumerate(words)]
+        assert ended(running[1], 300) == 1, hand.printed("stage-1")
+        assert "inject.py" in hand.printed("stage-1")[1]
 
 
 def test_others_that_wait_for_a_stage_that_ended_itself_end_when_asked_to(settings, alone, tmp_path):  # noqa: F811
