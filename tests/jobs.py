@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from thinwire.codecs import registry
 from thinwire.config import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
-from thinwire.crew import free_ports
 from thinwire.link.link import Link
 from thinwire.link.roster import STANDBYS, Place, Roster, Worker
 from thinwire.link.tls import Identity
@@ -31,6 +30,7 @@ from thinwire.pipeline.neighbours import Neighbours
 from thinwire.pipeline.pipeline import build_codec
 from thinwire.pipeline.schedule import depths
 from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.scratch import free_ports
 
 CPU = torch.device("cpu")
 EIGHT = ModelConfig(vocabulary=97, width=16, layers=8, heads=2, kv_heads=1, ffn=24, context=8)

@@ -16,7 +16,7 @@ from jobs import command
 from runs import train
 from testbed import Path, Testbed, obstacle
 from thinwire import cli
-from thinwire.crew import free_ports
+from thinwire.scratch import free_ports
 
 pytestmark = pytest.mark.timeout(120)
 

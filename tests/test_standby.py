@@ -6,27 +6,29 @@ import contextlib
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from faults.by_hand import Hand, signal_to, steps_done, wait_until
+from faults.inject import Fault
 from jobs import local_roster, run_config
 from runs import train
 from test_join import assert_same, join_words
 from thinwire import cli, standby
-from thinwire.crew import free_ports
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
 from thinwire.link.roster import Place, Roster
 from thinwire.places import PLACES_FILE
+from thinwire.scratch import free_ports
 from thinwire.settings import parse_join
 from thinwire.standby import SERVICE, Answer, Desk, Questions
 from thinwire.stop import Stop
+from thinwire.watchdog import EXIT_STUCK
 
 pytestmark = pytest.mark.timeout(180)
 CONFIG = run_config(3, "auto", {"name": "dense"})
@@ -189,7 +191,9 @@ def ended(process, seconds: float = 60.0) -> int:
 class Run:
     """A run of three machines with standbys, started by hand."""
 
-    def __init__(self, folder: Path, config: str, hand: Hand, *more: str, standbys: int, last: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, config: str, hand: Hand, *more: str, standbys: int, last: str | None = None, fault: Fault | None = None
+    ) -> None:
         ports = [f"127.0.0.1:{port}" for port in free_ports(3)]
         self.homes, self.spares = crowd(folder, [*ports[:2], last or ports[2]], standbys)
         self.hand, self.processes = hand, {}
@@ -197,10 +201,10 @@ class Run:
         self.words = {home.name: join_words(home, stage, config, *words) for stage, home in enumerate(self.homes)}
         self.words |= {home.name: standby_words(home, config, *words) for home in self.spares}
         for home in (*self.spares, *self.homes):
-            self.start(home)
+            self.start(home, faults=[fault] if fault and home == self.homes[fault.stage] else [])
 
-    def start(self, home: Path, *more: str, name: str = "") -> None:
-        self.processes[name or home.name] = self.hand.start([*self.words[home.name], *more], name or home.name)
+    def start(self, home: Path, *more: str, name: str = "", faults: Sequence[Fault] = ()) -> None:
+        self.processes[name or home.name] = self.hand.start([*self.words[home.name], *more], name or home.name, faults)
 
     def await_copy(self, stage: int, keeper: int) -> None:
         """Wait until a neighbour keeps a checkpoint of a stage."""
@@ -241,6 +245,18 @@ def test_a_standby_takes_the_place_of_a_lost_machine(config, tmp_path):
     assert_same(run.homes[0], alone)
     assert first_step(run.spares[0], 1) > 4  # from the neighbour's copy
     assert [run.taken(home) for home in (run.homes[0], run.homes[2], run.spares[0])] == [[1], [1], [1]]
+
+
+@pytest.mark.full
+def test_a_standby_takes_the_place_of_a_stuck_machine(config, tmp_path):
+    """The machine finds out by itself that its computing thread is stuck, and ends."""
+    alone = train(config, tmp_path / "alone", *WORDS)
+    with Hand(tmp_path) as hand:
+        run = Run(tmp_path, config, hand, "--train.stuck_seconds", "8", standbys=1, fault=Fault(1, "forward", 50, "stuck"))
+        assert ended(run.processes.pop(run.homes[1].name), 300) == EXIT_STUCK
+        run.finish()
+        assert "stage 1 done" in hand.printed(run.spares[0].name)[0]
+    assert_same(run.homes[0], alone)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

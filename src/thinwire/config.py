@@ -108,6 +108,8 @@ class TrainConfig:
     """Steps between validations; 0: only at the end."""
     validation_sequences: int = 256
     """Sequences per validation."""
+    stuck_seconds: float = 60.0
+    """A worker whose calculation does not end for this long, and for 20 times as long as others of its kind took, is replaced."""
     threads: int = 1
     """Torch threads of each process; 0 leaves torch's choice. Another number changes the last bits of the results."""
 

@@ -21,7 +21,7 @@ from thinwire.config import RunConfig
 
 CONFIG_FILE = "config.toml"
 DEFAULT_CODEC = "subspace"
-LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.threads"})
+LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.stuck_seconds", "train.threads"})
 LOCAL |= {"link.profile", "link.pace_mbps", "link.ping_seconds", "link.silent_seconds", "link.reconnect_seconds", "pipeline.mode"}
 LOCAL |= {"link.standby_seconds", "memory.budget", "memory.folder"}
 """Fields that each machine or each start may choose for itself: they do not change what is learnt."""

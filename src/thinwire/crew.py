@@ -10,13 +10,10 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -25,11 +22,13 @@ from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
+from thinwire.cause import causes, in_a_line, place_of, trace_of
 from thinwire.config import RunConfig
 from thinwire.configfile import from_toml, to_toml
 from thinwire.link.errors import LinkError, ProtocolError
-from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
-from thinwire.link.tls import load_identity, make_identity
+from thinwire.link.roster import Place, read_roster
+from thinwire.link.tls import load_identity
+from thinwire.scratch import held_ports, make_local_roster, scratch_folder, worker_name
 from thinwire.seat import Seat
 from thinwire.stop import Stop
 
@@ -37,6 +36,8 @@ GRACE_SECONDS = 10.0
 """How long to wait for the worker whose failure explains a lost link."""
 END_SECONDS = 2.0
 """How long a worker may take to end on its own."""
+STOP_SILENT_SECONDS = 10.0
+"""A worker that was asked to end at once may give no sign of life for this long at most."""
 MESSAGE_BYTES = 2**26
 """Longest message between supervisor and worker."""
 BEAT_SECONDS = 1.0
@@ -67,14 +68,22 @@ class Child:
     failure: str | None = None
     lost_link: bool = False
     """Whether the failure is that of a link, which has its cause elsewhere."""
+    of_link: bool = False
+    """Whether the failure is that of a link at all."""
     refused: bool = False
     """Whether the failure is one that a new start would meet again."""
+    trace: str | None = None
+    """The traceback of an exception that nobody expected; `failure` says it in a line."""
+    where: tuple[int, str] | None = None
+    """The steps done, and the place in the program, where it was raised."""
+    ended: bool = False
+    """Whether it was lost, or was stuck, when all were asked to end: nobody takes its place."""
     heard_at: float = field(default_factory=time.monotonic)
     """When it last gave a sign of life."""
 
     @property
     def running(self) -> bool:
-        return self.result is None and self.failure is None
+        return self.result is None and self.failure is None and not self.ended
 
 
 class Crew:
@@ -93,6 +102,8 @@ class Crew:
         self.looked_at = time.monotonic()
         self.wish: str | None = None
         """When everyone was asked to stop: `soon`, after the step under way, or `now`."""
+        self.raised: set[tuple[Place, tuple[int, str]]] = set()
+        """Where workers have raised exceptions so far."""
 
     def start(self, place: Place, more: dict[str, Any] | None = None) -> Child:
         """Start the worker at a place."""
@@ -110,15 +121,30 @@ class Crew:
         while any(child.running for child in self.children):
             collect(self.children, self._hear)
             self._end_silent()
+            self._pass_on("now" if stop.now else "soon" if stop.asked else None)
             for child in [child for child in self.children if child.failure is not None]:
-                self._replace_or_raise(child)
-            wish = "now" if stop.now else "soon" if stop.asked else None
-            if wish is not None and wish != self.wish:
-                if wish == "soon":
-                    print("stopping after the step under way; Ctrl-C again ends at once", file=sys.stderr, flush=True)
-                self.wish = wish
-                ask_to_stop(self.children, wish)
+                if self.wish == "now" and (child.of_link or not child.refused):  # others may have ended before it heard of the wish
+                    self._let_go(child)
+                else:
+                    self._replace_or_raise(child)
         return [child.result for child in self.children if child.result is not None]
+
+    def _pass_on(self, wish: str | None) -> None:
+        """Ask everyone to stop, once for each wish."""
+        if wish is None or wish == self.wish:
+            return
+        if wish == "soon":
+            print("stopping after the step under way; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+        self.wish = wish
+        ask_to_stop(self.children, wish)
+
+    def _let_go(self, child: Child) -> None:
+        """Do without a worker that was lost when all were asked to end: the others end, and its last checkpoint stands."""
+        text = f"{called(child.place)} did not end by itself ({child.failure}); a resume goes on from the last checkpoint that all have"
+        print(f"thinwire: warning: {text}", file=sys.stderr, flush=True)
+        child.failure, child.ended = None, True
+        child.process.kill()
+        end_all([child])
 
     def _hear(self, place: Place, message: dict[str, Any]) -> None:
         if message.get("step", 0) > self.best:
@@ -128,6 +154,8 @@ class Crew:
     def _end_silent(self) -> None:
         """End a worker that gives no sign of life: one that is stopped, or stuck, holds up everyone."""
         limit, now = self.config.link.silent_seconds, time.monotonic()
+        if self.wish == "now":
+            limit = min(limit, STOP_SILENT_SECONDS)
         if now - self.looked_at > AWAY_SECONDS:  # this process itself was stopped: what the workers said meanwhile is still to be read
             for child in self.children:
                 child.heard_at = now
@@ -139,9 +167,12 @@ class Crew:
     def _replace_or_raise(self, child: Child) -> None:
         """Start a lost worker again, unless that would not help."""
         others = [other for other in self.children if other is not child]
-        if child.refused or child.lost_link or self.replacing is None or self.lost >= RESTARTS:
+        again = child.where is not None and (child.place, child.where) in self.raised
+        if child.refused or child.lost_link or self.replacing is None or self.lost >= RESTARTS or again:
             linger(self.children, self._hear)
-            raise first_failure(self.children)
+            raise first_failure(self.children, again)
+        if child.where is not None:
+            self.raised.add((child.place, child.where))
         child.process.kill()
         end_all([child])
         if others and all(other.result is not None for other in others):
@@ -170,16 +201,16 @@ def run_crew(
     A task that is not `graceful` ends at the first Ctrl-C. `replacing` are further arguments for a process that takes the place of a
     lost one; without them the loss of a worker ends the task.
     """
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch, ExitStack() as stack:
-        stop = Stop()
-        places = grid(config)
-        make_local_roster(Path(scratch), places)
-        crew = Crew(task, config, arguments, Path(scratch), hear_of, replacing)
+    stop, places = Stop(), grid(config)
+    with ExitStack() as stack:
+        if graceful:
+            stack.enter_context(stop.listening())  # first: a signal must not leave the folder behind
+        scratch = stack.enter_context(scratch_folder())
+        make_local_roster(scratch, places, stack.enter_context(held_ports(len(places))))
+        crew = Crew(task, config, arguments, scratch, hear_of, replacing)
         stack.callback(end_all, crew.children)
         for place in places:
             crew.children.append(crew.start(place))
-        if graceful:
-            stack.enter_context(stop.listening())
         return crew.watch(stop)
 
 
@@ -202,30 +233,6 @@ def grid(config: RunConfig) -> list[Place]:
     return [Place(replica, stage) for replica in range(config.replicas.count) for stage in range(config.pipeline.stages)]
 
 
-def worker_name(place: Place) -> str:
-    """Name a worker's process and files."""
-    return f"replica-{place.replica}-stage-{place.stage}" if place.replica else f"stage-{place.stage}"
-
-
-def make_local_roster(folder: Path, places: Sequence[Place]) -> None:
-    """Make identities and a roster for workers on this machine; each listens on a free port of the loopback address."""
-    workers = []
-    for place, port in zip(places, free_ports(len(places)), strict=True):
-        name = worker_name(place)
-        identity = make_identity(folder / name, name, days=3650)
-        workers.append(Worker(place, identity.certificate, f"127.0.0.1:{port}"))
-    write_roster(folder / "roster.toml", Roster.of(workers))
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, place: Place, incarnation: int) -> None:
     """Be the worker at a place: do the task, then report its result or what went wrong."""
     # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
@@ -244,6 +251,7 @@ def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: s
             stage=place.stage,
             replica=place.replica,
             incarnation=incarnation,
+            held=True,
         )
         voice.say({"result": task(seat, voice.say, stop, **json.loads(arguments))})
     except ValueError as error:
@@ -251,10 +259,10 @@ def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: s
         sys.exit(1)
     except LinkError as error:
         cause = isinstance(error, ProtocolError)  # found here; other link errors have their cause elsewhere
-        voice.say({"refused" if cause else "failed": str(error), "lost_link": not cause})
+        voice.say({"refused" if cause else "failed": str(error), "lost_link": not cause, "of_link": True})
         sys.exit(1)
-    except BaseException:
-        voice.say({"failed": traceback.format_exc()})
+    except BaseException as error:
+        voice.say({"failed": in_a_line(error), "trace": trace_of(error), "where": [voice.step, place_of(causes(error)[-1])]})
         sys.exit(1)
 
 
@@ -263,18 +271,23 @@ class Voice:
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.lock = pipe, threading.Lock()
+        self.step = 0
+        """The steps done, as far as they were told."""
 
     def say(self, message: dict[str, Any]) -> None:
-        with self.lock:
-            say(self.pipe, message)
+        self.step = message.get("step", message.get("restored", self.step))
+        try:
+            with self.lock:
+                say(self.pipe, message)
+        except OSError:  # the supervisor has closed the pipe, or is dead: there is nobody to tell anything
+            os._exit(1)
 
 
 def beat(voice: Voice) -> None:
     """Give signs of life for as long as the supervisor hears them."""
-    with suppress(OSError):
-        while True:
-            voice.say({"alive": True})
-            time.sleep(BEAT_SECONDS)
+    while True:
+        voice.say({"alive": True})
+        time.sleep(BEAT_SECONDS)
 
 
 def say(pipe: Connection, message: dict[str, Any]) -> None:
@@ -315,6 +328,8 @@ def collect(children: list[Child], hear_of: Hear, timeout: float = 0.5) -> None:
         elif "refused" in message or "failed" in message:
             child.failure = message.get("refused") or message["failed"]
             child.lost_link, child.refused = message.get("lost_link", False), "refused" in message
+            child.of_link, child.trace = message.get("of_link", False), message.get("trace")
+            child.where = tuple(message["where"]) if "where" in message else None
         else:
             hear_of(child.place, message)
 
@@ -339,13 +354,16 @@ def explains(child: Child) -> bool:
     return child.failure is not None and not child.lost_link
 
 
-def first_failure(children: list[Child]) -> Exception:
-    """Choose the failure that explains the others: one that is not merely a neighbour's lost link."""
+def first_failure(children: list[Child], again: bool = False) -> Exception:
+    """Choose the failure that explains the others: one that is not merely a neighbour's lost link; its traceback's last line comes last."""
     failed = [child for child in children if child.failure is not None]
     chosen = next(filter(explains, failed), failed[0])
     others = [called(child.place) for child in failed if child is not chosen and child.lost_link]
     note = f"\n({', '.join(others)} then lost {'its' if len(others) == 1 else 'their'} links)" if others else ""
-    return ValueError(f"{called(chosen.place)}: {chosen.failure}{note}")
+    if chosen.trace is None:
+        return ValueError(f"{called(chosen.place)}: {chosen.failure}{note}")
+    twice = " twice in the same step, so another start would not help" if again else ""
+    return ValueError(f"{called(chosen.place)} failed{twice}:{note}\n{chosen.trace}")
 
 
 def called(place: Place) -> str:
@@ -360,8 +378,9 @@ def end_all(children: list[Child]) -> None:
             child.process.join(END_SECONDS)
     for child in children:
         child.pipe.close()
+    deadline = time.monotonic() + END_SECONDS
     for child in children:
-        child.process.join(END_SECONDS)
+        child.process.join(max(0.0, deadline - time.monotonic()))
         if child.process.is_alive():
             child.process.kill()
             child.process.join()

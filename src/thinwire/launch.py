@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thinwire import checkpoint
 from thinwire.crew import Say, run_crew
 from thinwire.files import write_atomic
 from thinwire.link.roster import Place
@@ -37,17 +38,41 @@ def launch(command: TrainCommand) -> dict[str, Any]:
                 view.event(place, message)
 
         arguments = {"run": str(command.run), "resume": command.resume}
-        summary = run_crew(train, command.config, arguments, show, replacing={"replacing": True})[0]
+        results = run_crew(train, command.config, arguments, show, replacing={"replacing": True})
+    config = command.config
+    summary = results[0] if results else {"val_loss": None}
+    if len(results) < config.replicas.count * config.pipeline.stages:  # some were lost when all were asked to end
+        summary |= {"steps": kept_step(command.run, config.replicas.count)}
     path = command.run / "summary.json"
     if summary["val_loss"] is not None and not path.exists():  # stage 0 was lost when only this was left to do
         write_atomic(path, json.dumps(summary, indent=1).encode())
     return summary
 
 
+def folder_of(run: Path, replica: int) -> Path:
+    """Say where a replica keeps its checkpoints and metrics."""
+    return run / f"replica-{replica}" if replica else run
+
+
+def kept_step(run: Path, replicas: int) -> int:
+    """Return the newest step of which all stages of all replicas have a checkpoint; 0: none."""
+    names = [{folder.name for folder in checkpoint.complete(folder_of(run, replica))} for replica in range(replicas)]
+    return max((checkpoint.step_of(Path(name)) for name in set.intersection(*names)), default=0)
+
+
 def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:
     """Train one stage and tell the supervisor of every step, and of what happens to the crew."""
-    folder = Path(run) / f"replica-{seat.replica}" if seat.replica else Path(run)
-    return train_stage(seat, folder, resume=resume, replacing=replacing, trackers=[PipeTracker(say)], stop=stop, report=say)
+    folder = folder_of(Path(run), seat.replica)
+    return train_stage(
+        seat,
+        folder,
+        resume=resume,
+        replacing=replacing,
+        trackers=[PipeTracker(say)],
+        stop=stop,
+        report=say,
+        stuck=lambda why: say({"failed": why}),
+    )
 
 
 class PipeTracker(Tracker):

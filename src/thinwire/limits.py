@@ -28,7 +28,7 @@ LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "above 0",
         lambda value: 0 < value < math.inf,
-        "link.pace_mbps link.ping_seconds link.silent_seconds link.reconnect_seconds link.standby_seconds",
+        "link.pace_mbps link.ping_seconds link.silent_seconds link.reconnect_seconds link.standby_seconds train.stuck_seconds",
     ),
     ("at least 0", lambda value: 0 <= value < math.inf, "model.free_layers train.clip train.weight_decay train.warmup train.threads"),
     ("at least 0", lambda value: value >= 0, "train.checkpoint_every train.validate_every"),

@@ -9,6 +9,7 @@ run, bit for bit.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from thinwire import checkpoint
+from thinwire.checkpoint.manifest import whole
 from thinwire.data.open import Data
 from thinwire.link.contract import Contract
 from thinwire.link.errors import Interrupted, LinkError, Stopping
@@ -40,6 +42,7 @@ from thinwire.stop import Stop
 from thinwire.track import Tracker
 from thinwire.train import Trainer
 from thinwire.watch import Watch
+from thinwire.watchdog import Watchdog
 
 AGREE_SECONDS = 3.0
 """How long a stage that ends waits for its neighbours to agree on the last step."""
@@ -80,30 +83,33 @@ def train_stage(
     trackers: Sequence[Tracker] = (),
     stop: Stop | None = None,
     report: Callable[[dict[str, Any]], None] = lambda event: None,
+    stuck: Callable[[str], None] = lambda why: say_last(why),
     desk: Desk | None = None,
 ) -> dict[str, Any]:
     """Train one stage in step with the others of the roster; return the run's summary.
 
     `replacing`: this process takes the place of one that was lost. `copies`: neighbours keep each other's checkpoints, for stages that
-    are on different machines. `report` is told when the stage abandons a step and when it goes on. `desk`: where a standby that has
-    taken this place goes on to answer.
+    are on different machines. `report` is told when the stage abandons a step and when it goes on, `stuck` why this process ends itself.
+    `desk`: where a standby that has taken this place goes on to answer.
     """
     torch.set_num_threads(seat.config.train.threads or torch.get_num_threads())
     neighbours = seat.neighbours("train", run)
     if desk is not None:
         neighbours.listener, neighbours.others = desk.listener, desk.askers
-    watch = Watch(neighbours, seat.config, run)
+    stop = stop or Stop()
+    watch, watchdog = Watch(neighbours, seat.config, run), Watchdog(neighbours, stop, seat.config.train.stuck_seconds, stuck)
     kept = Recovery(recovering=replacing, timing=UNKNOWN if replacing else None, copies=run if copies else None)
     try:
-        watch.start()
-        while True:
-            outcome = run_epoch(seat, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop)
-            if isinstance(outcome, dict):
-                return outcome
-            report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome)})
-            kept.epoch, kept.recovering = max(kept.epoch + 1, outcome.epoch), True
-            watch.settle()
-            time.sleep(random.uniform(0.5, 1.0) * pause(kept.failures))
+        with stop.listening(), watchdog:
+            watch.start()
+            while True:
+                outcome = run_epoch(seat, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop, watchdog=watchdog)
+                if isinstance(outcome, dict):
+                    return outcome
+                report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome)})
+                kept.epoch, kept.recovering = max(kept.epoch + 1, outcome.epoch), True
+                watch.settle()
+                time.sleep(random.uniform(0.5, 1.0) * pause(kept.failures))
     except LinkError as error:
         raise watch.explained(error) from None
     except ValueError:
@@ -130,7 +136,8 @@ def run_epoch(
     *,
     resume: bool,
     trackers: Sequence[Tracker],
-    stop: Stop | None,
+    stop: Stop,
+    watchdog: Watchdog,
 ) -> dict[str, Any] | Interrupted:
     """Train until the end, and return the summary, or until a worker is lost, and return why. Nothing of the epoch outlives it."""
     pipeline: WorkerPipeline | None = None
@@ -138,37 +145,41 @@ def run_epoch(
     started_at: int | None = None
     try:
         device = choose_device(seat.config.device)
-        pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies)
-        kept.timing, pipeline.profile = pipeline.timing, kept.profile
-        if kept.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
-            remember(run, seat.stage, neighbours.incarnation)
-        trainer = Trainer(
-            seat.config,
-            run,
-            pipeline,
-            resume=resume,
-            recovering=kept.recovering,
-            data=kept.data,
-            earlier=kept.saver,
-            confirmed=kept.confirmed,
-            trackers=trackers,
-            stop=stop,
-        )
+        with stop.abandoning(neighbours.interrupt):
+            pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies)
+            kept.timing, pipeline.profile = pipeline.timing, kept.profile
+            if kept.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
+                remember(run, seat.stage, neighbours.incarnation)
+            trainer = Trainer(
+                seat.config,
+                run,
+                pipeline,
+                resume=resume,
+                recovering=kept.recovering,
+                data=kept.data,
+                earlier=kept.saver,
+                confirmed=kept.confirmed,
+                trackers=trackers,
+                stop=stop,
+            )
         kept.data, kept.profile, started_at = trainer.data, pipeline.profile, trainer.position.step
         remember(run, seat.stage, neighbours.incarnation)
         if kept.recovering:
             report({"restored": trainer.position.step, "epoch": kept.epoch})
+        working, engine = trainer, pipeline
+        watchdog.follow(lambda: (working.doing, working.position.step, engine.runs), pipeline.timing.turn_seconds)
         return trainer.run()
-    except Interrupted as error:
+    except (Interrupted, Stopping) as error:
         let_go(neighbours, pipeline, error)
         if trainer is not None:
             kept.step, kept.saver, kept.confirmed = trainer.position.step, trainer.saver, max(kept.confirmed, trainer.confirmed)
+        if isinstance(error, Stopping) or stop.now:  # a neighbour that was lost is not waited for any more
+            early = {"steps": kept_step(run, seat.stage), "val_loss": None}
+            return early if trainer is None else end_together(trainer, neighbours, kept.epoch + 1)
         kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
         return error.with_traceback(None)  # its frames would keep the stage of this epoch alive
-    except Stopping as error:
-        let_go(neighbours, pipeline, error)
-        return {"steps": kept.step, "val_loss": None} if trainer is None else end_together(trainer, neighbours, kept.epoch + 1)
     finally:
+        watchdog.follow(None)
         close_group()
 
 
@@ -177,6 +188,16 @@ def let_go(neighbours: Neighbours, pipeline: WorkerPipeline | None, reason: Link
     neighbours.drop(reason)
     if pipeline is not None:
         pipeline.release()
+
+
+def kept_step(run: Path, stage: int) -> int:
+    """Return the newest step of which a stage has a checkpoint in its run folder; 0: none."""
+    return max((checkpoint.step_of(folder) for folder in checkpoint.steps(run) if whole(folder, stage)), default=0)
+
+
+def say_last(why: str) -> None:
+    """Tell people why this process ends itself."""
+    print(f"thinwire: error: {why}; start it again with --resume", file=sys.stderr, flush=True)
 
 
 def end_together(trainer: Trainer, neighbours: Neighbours, epoch: int) -> dict[str, Any]:
@@ -194,6 +215,7 @@ def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
 
     A step is committed only when every stage has its gradients of it, so whoever is behind can follow.
     """
+    neighbours.stopping = False
     neighbours.run = f"end of {neighbours.run}"  # whoever still trains is not to be met here
     empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
     config, place = trainer.config, neighbours.place

@@ -26,6 +26,8 @@ class Seat:
     replica: int = 0
     listen: str | None = None
     """Address to listen on if it is not the roster's."""
+    held: bool = False
+    """Whether a supervisor on this machine keeps the port of the address for this worker."""
     incarnation: int | None = None
     """The number of this process that a supervisor gave it; unset: from the clock."""
 
@@ -45,9 +47,8 @@ class Seat:
                 "use the keys it was made with, or write the roster again with this certificate"
             )
         run = f"{purpose}-{run_name(self.roster)}"
-        return Neighbours(
-            self.roster, self.identity, place, run, incarnation=self.incarnation or incarnation(folder, self.stage), listen=self.listen
-        )
+        number = self.incarnation or incarnation(folder, self.stage)
+        return Neighbours(self.roster, self.identity, place, run, incarnation=number, listen=self.listen, held=self.held)
 
 
 def run_name(roster: Roster) -> str:

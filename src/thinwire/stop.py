@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class Abandoned(Exception):
@@ -19,7 +20,11 @@ class Stop:
         self.asked = False
         self.now = False
         """Whether the step under way is to be abandoned."""
+        self.at_once = False
+        """Whether nothing more is to be waited for: a second Ctrl-C."""
         self._abandon: Callable[[], None] | None = None
+        self._signals: socket.socket | None = None
+        self._interrupts = 0
 
     def ask(self, number: int, frame: object) -> None:
         """Take a signal."""
@@ -33,6 +38,14 @@ class Stop:
         self.asked, self.now = True, self.now or now
         if how is not None:
             how()
+
+    def catch_up(self) -> None:
+        """Take the signals that the main thread could not take, because it is stuck: for another thread, which looks now and then."""
+        with suppress(OSError, AttributeError):  # nothing has come, or nobody listens any more
+            for number in self._signals.recv(64):  # type: ignore[union-attr]
+                self._interrupts += number == signal.SIGINT
+                self.wish(now=number == signal.SIGTERM)
+        self.at_once = self.at_once or self._interrupts > 1
 
     @contextmanager
     def abandoning(self, how: Callable[[], None]) -> Iterator[None]:
@@ -48,10 +61,22 @@ class Stop:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Turn SIGINT and SIGTERM into a wish to stop; a second Ctrl-C stops at once."""
-        numbers = () if self.supervised else (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.ask) for number in numbers}
+        if self.supervised or self._signals is not None:
+            yield
+            return
+        # Python calls a handler only when the main thread gets there; the byte for this socket is written even if it never does.
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        woken = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        self._signals = ours
         try:
             yield
         finally:
+            self._signals = None
+            signal.set_wakeup_fd(woken)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            ours.close()
+            theirs.close()

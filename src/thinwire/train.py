@@ -104,6 +104,8 @@ class Trainer:
         self.facts = checkpoint.facts(config, about["data"])
         self.position = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
+        self.doing = "start"
+        """What this process is about, for whoever watches whether it gets on."""
         self.stop = stop or Stop()
         self.ready = False
         """Whether all gradients of the step under way are there."""
@@ -199,6 +201,7 @@ class Trainer:
                     self.save()
             self.save()
             val_loss = self.validate()
+            self.doing = "end"
             self.saver.flush()
         summary = self.summary(loss, val_loss)
         if self.first and self.pipeline.replica == 0:
@@ -208,6 +211,7 @@ class Trainer:
     def step(self) -> tuple[dict[str, float], bool]:
         """Do one optimizer step; return what to log, and whether to stop."""
         train, step = self.config.train, self.position.step
+        self.doing = "step" if step > self.started_at.step + 1 else "first steps"
         self._forget_waits()
         started = time.perf_counter()
         share = self.config.replica_batch
@@ -279,6 +283,7 @@ class Trainer:
 
     def end_early(self) -> dict:
         """Write the last committed step; return a summary without figures that would take time."""
+        self.doing = "end"
         if not self.torn and self.together:  # otherwise the last checkpoint stands
             self.save()
             self.saver.flush()
@@ -331,6 +336,7 @@ class Trainer:
         return limit is not None and self.position.seconds + step_seconds - self.started_at.seconds >= limit
 
     def validate(self) -> float:
+        self.doing = "validation"
         with self.stop.abandoning(self.pipeline.abandon):
             return self.pipeline.evaluate(self.validation if self.first else None, self.validation_rows, self.position.step)
 
@@ -341,11 +347,13 @@ class Trainer:
 
     def save(self) -> None:
         """Take a snapshot; it is written while training goes on, or with a memory budget at once: it needs no copy then."""
+        before, self.doing = self.doing, "checkpoint"
         at_once = self.config.memory.budget is not None
         self.saved = self.position.step // self.config.train.checkpoint_every if self.config.train.checkpoint_every else 0
         self.saver.save(self.pipeline.stages, self.optimizers, self.position, self.exchange.state, at_once=at_once)
         for optimizer in self.optimizers if at_once else ():
             optimizer.put_away()  # a validation may come next
+        self.doing = before
 
     def keep(self, outcome: Outcome) -> None:
         """Delete checkpoints older than one that everyone and every keeper of a copy has, offer the next, and say what went wrong.

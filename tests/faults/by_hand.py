@@ -8,17 +8,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from faults.inject import Fault, Scene, arm
 
 PRELOAD = ["thinwire.train", "thinwire.join", "thinwire.pipeline.worker"]
 
 
-def be(words: list[str], out: str) -> None:
-    """Run a command with what it prints in a file."""
+def be(words: list[str], out: str, faults: Sequence[Fault] = ()) -> None:
+    """Run a command with what it prints in a file, and with faults."""
     from thinwire import cli
 
+    if faults:
+        struck = Path(f"{out}.struck")
+        struck.mkdir()
+        arm(list(faults), Scene(faults[0].stage, struck, Path(out)))
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{out}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.exit(cli.main(words))
@@ -41,9 +47,9 @@ class Hand:
             process.kill()
             process.join()
 
-    def start(self, words: list[str], name: str) -> Any:
-        """Type a command; what it prints is in `name`.out and `name`.err."""
-        process = self.context.Process(target=be, args=(words, str(self.folder / name)))
+    def start(self, words: list[str], name: str, faults: Sequence[Fault] = ()) -> Any:
+        """Type a command; what it prints is in `name`.out and `name`.err. All faults are those of one stage."""
+        process = self.context.Process(target=be, args=(words, str(self.folder / name), faults))
         process.start()
         self.started.append(process)
         return process

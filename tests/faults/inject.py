@@ -13,6 +13,9 @@ What it does there (`amount` is in seconds, unless something else stands here):
 
     kill         SIGKILL
     freeze       SIGSTOP for good
+    stuck        the thread that computes never goes on, those beside it do
+    stuck in C   likewise, where Python does not even notice a signal
+    stuck whole  likewise, and no other thread of Python's goes on either
     doze         SIGSTOP, and SIGCONT after `amount`
     reset        break every TCP connection of this worker
     cut          for `amount` nothing leaves this worker and nothing comes in, and no connection says so
@@ -33,6 +36,7 @@ What it does there (`amount` is in seconds, unless something else stands here):
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import random
@@ -101,6 +105,9 @@ class Scene:
         self.actions: dict[str, Callable[[float], None]] = {
             "kill": lambda amount: self._signal(signal.SIGKILL),
             "freeze": lambda amount: self._signal(signal.SIGSTOP),
+            "stuck": lambda amount: threading.Event().wait(),
+            "stuck in C": lambda amount: deadlock(ctypes.CDLL(None)),
+            "stuck whole": lambda amount: deadlock(ctypes.PyDLL(None)),  # keeps Python's lock
             "doze": self._doze,
             "reset": lambda amount: self._reset(),
             "cut": lambda amount: self._cut(("out", "in"), amount),
@@ -180,6 +187,13 @@ NUMBERS: dict[str, float | int] = {
     "nan norm": float("nan"), "infinite norm": float("inf"), "negative norm": -1.0, "long norm": 10**400,
 }  # fmt: skip
 MESSAGES = {"no object": b"[1, 2]", "no JSON": b"{", "too long": b" " * (MESSAGE_BYTES + 1)}
+
+
+def deadlock(library: ctypes.CDLL) -> None:
+    """Wait for a lock that this thread itself has; no signal wakes it up."""
+    mutex = ctypes.create_string_buffer(256)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)
 
 
 def shift_clock(seconds: float) -> None:
@@ -398,11 +412,16 @@ def train_with(
     return run_crew(train, command.config, arguments, listen, replacing={"replacing": True})[0]
 
 
-def command_with(words: list[str], faults: list[Fault], struck: Path) -> int:
-    """Type a `thinwire train` whose workers meet these faults; return its exit code."""
+def command_with(words: list[str], faults: list[Fault], struck: Path, told: Hear | None = None) -> int:
+    """Type a `thinwire train` whose workers meet these faults; return its exit code. `told` is told all that the supervisor hears."""
 
     def crew(task: Any, config: Any, arguments: dict[str, Any], hear: Hear, **options: Any) -> list[dict[str, Any]]:
-        return run_crew(train, config, arguments | given(faults, struck), hear, **options)
+        def both(place: Place, message: dict[str, Any]) -> None:
+            hear(place, message)
+            if told is not None:
+                told(place, message)
+
+        return run_crew(train, config, arguments | given(faults, struck), both, **options)
 
     with mock.patch.object(launch, "run_crew", crew):
         return cli.main(["train", *words, "--pipeline.mode", "workers"])

@@ -13,10 +13,10 @@ from faults.by_hand import Hand, signal_to, steps_done, wait_until
 from jobs import local_roster
 from runs import train
 from test_join import assert_same, join_words, machines
-from thinwire.crew import free_ports
 from thinwire.link.errors import Replaced, aborted
 from thinwire.link.roster import Place
 from thinwire.pipeline.neighbours import Neighbours
+from thinwire.scratch import free_ports
 
 pytestmark = pytest.mark.timeout(180)
 STEPS = 40

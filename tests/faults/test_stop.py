@@ -16,6 +16,7 @@ from faults.inject import Fault, command_with
 from faults.support import STAGES, WORDS, resumed
 from runs import train
 from thinwire.checkpoint import step_of, steps
+from thinwire.link.roster import Place
 
 pytestmark = pytest.mark.timeout(180)
 LIMIT_SECONDS = 10.0
@@ -99,3 +100,20 @@ def test_in_one_process(settings, tmp_path):
         assert time.monotonic() - started < LIMIT_SECONDS and process.exitcode == 0, hand.printed("train")
         assert assert_one_step(run, hand.printed("train")[0], 2) in (1, 2)
     assert train(settings, run, "--resume", *words)["weights_sha256"] == quiet
+
+
+@pytest.mark.parametrize("moment", ["not found yet", "lost", "replaced"])
+def test_while_a_stage_is_lost(settings, quiet, tmp_path, capsys, moment):
+    """The signal comes before the supervisor finds the loss, when it has just found it, or when the other process has just begun."""
+    run, fault, starts = tmp_path / "run", Fault(1, "forward", 9), []
+
+    def told(place: Place, message: dict) -> None:
+        starts.extend([moment] if place.stage == 1 and "pid" in message else [])
+        struck = (tmp_path / f"struck/struck-{fault.name}").exists()
+        if {"not found yet": struck, "lost": "lost" in message, "replaced": len(starts) == 2}[moment]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert command_with(["--config", settings, "--run", str(run), *WORDS], [fault], tmp_path / "struck", told) == 0
+    out, error = capsys.readouterr()
+    assert "stopped at step " in out and "Traceback" not in out + error
+    assert resumed(settings, run) == quiet()

@@ -6,7 +6,8 @@ What a caller uses. The connection lives in one I/O thread (`loop.py`); `send` a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypedDict, Unpack
 
 from thinwire.link.connection import Connection
@@ -65,6 +66,8 @@ class Link:
         self.peer = peer.place
         self.options = options
         self.epoch = contract.epoch
+        self._waiting = [False for _ in Channel]
+        self._crossings = 0
         self._echo_token = ECHO_TOKENS
         if listener is not None:
             listener.check_free(self.peer)
@@ -115,7 +118,8 @@ class Link:
     def send(self, frame: Frame, timeout: float | None = None) -> None:
         """Queue a frame and return; block only while the channel's credit is used up (TimeoutError). A wrong frame aborts the link."""
         try:
-            self._outbox.put(frame, timeout)
+            with self._call(frame.header.channel):
+                self._outbox.put(frame, timeout)
         except ProtocolError as error:
             self.abort(str(error))
             raise
@@ -123,7 +127,8 @@ class Link:
 
     def receive(self, channel: Channel, timeout: float | None = None, *, basis_version: int | None = None) -> Frame:
         """Return the next frame of a channel (TimeoutError if none comes). DATA in another basis than the given one aborts the link."""
-        frame = self._inbox.take(channel, timeout)
+        with self._call(channel):
+            frame = self._inbox.take(channel, timeout)
         if self._inbox.report_due:
             self._loop.wake()
         header = frame.header
@@ -135,6 +140,27 @@ class Link:
             raise error
         return frame
 
+    @contextmanager
+    def _call(self, channel: Channel) -> Iterator[None]:
+        """Note that a caller may have to wait for the peer."""
+        self._waiting[channel] = True
+        try:
+            yield
+        finally:
+            self._waiting[channel] = False
+            if channel is not Channel.BULK:
+                self._crossings += 1
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether whoever computes waits for the peer now; copies of checkpoints, on the bulk channel, have threads of their own."""
+        return any(waits for channel, waits in zip(Channel, self._waiting, strict=True) if channel is not Channel.BULK)
+
+    @property
+    def crossings(self) -> int:
+        """Return a number that grows with every frame that whoever computes has sent or taken."""
+        return self._crossings
+
     def close(self) -> bool:
         """Deliver what is queued, say goodbye and end the thread; return whether the peer, still there, acknowledged all of it."""
         self._loop.call(self._outbox.finish)  # by the I/O thread: a goodbye must not overtake an abort that was asked for before
@@ -142,6 +168,10 @@ class Link:
         self._loop.call(self._loop.stop)
         self._loop.thread.join()
         return self._outbox.delivered
+
+    def wait_ended(self, timeout: float) -> None:
+        """Return when a link that failed has told its peer, or has given that up."""
+        self._loop.thread.join(timeout)
 
     def abort(self, reason: str) -> None:
         """Fail both ends with a reason; calls that wait raise LinkError."""

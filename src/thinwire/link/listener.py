@@ -44,8 +44,10 @@ class Listener:
         peers: Iterable[Worker],
         options: LinkOptions | None = None,
         others: Iterable[Worker] = (),
+        *,
+        held: bool = False,
     ) -> None:
-        """Bind the address as given, `host:port` or a pair (port 0: any), and no other."""
+        """Bind the address as given, `host:port` or a pair (port 0: any), and no other; `held`: a supervisor keeps the port for us."""
         host, port = split_address(address) if isinstance(address, str) else address
         self._options = options or LinkOptions()
         self._identity = identity
@@ -61,7 +63,7 @@ class Listener:
         """The latest refusals: who and why."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=256)
+            self._socket = socket.create_server((host, port), family=family, backlog=256, reuse_port=held)
         except OSError as error:
             raise ValueError(
                 f"cannot listen on {host}:{port} ({error.strerror}); choose an address of this machine and a free port"

@@ -33,9 +33,21 @@ class Links:
 class Neighbours:
     """Open and close the links of the worker at `place`."""
 
-    def __init__(self, roster: Roster, identity: Identity, place: Place, run: str, incarnation: int = 0, listen: str | None = None) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        identity: Identity,
+        place: Place,
+        run: str,
+        incarnation: int = 0,
+        listen: str | None = None,
+        *,
+        held: bool = False,
+    ) -> None:
         self.roster, self.identity, self.place, self.run, self.incarnation = roster, identity, place, run, incarnation
-        self.listen = listen
+        self.listen, self.held = listen, held
+        self.stopping = False
+        """Whether the links were told that the run is to end at once; those that are opened now are told too."""
         self.listener: Listener | None = None
         self.others: tuple[Worker, ...] = roster.standbys
         """Who may connect besides the neighbours: a standby that has taken a place is there before this worker knows of it."""
@@ -52,9 +64,11 @@ class Neighbours:
         elif any(map(self._listens_for, contracts)):
             address = self.listen or self.roster.worker(self.place).address
             assert address is not None
-            self.listener = Listener(address, self.identity, workers, options, self.others)
+            self.listener = Listener(address, self.identity, workers, options, self.others, held=self.held)
         for place, contract in contracts.items():
             self.opened[place] = self._link(place, config, contract, options)
+        if self.stopping:
+            self.interrupt()
         for link in list(self.opened.values()):
             link.wait_open(timeout)
         across = {place.replica: link for place, link in self.opened.items() if place.replica != self.place.replica}
@@ -89,6 +103,7 @@ class Neighbours:
 
     def interrupt(self) -> None:
         """Fail all links, because the run is to end at once: whoever waits for one gives up, here and beyond."""
+        self.stopping = True
         for link in list(self.opened.values()):
             link.abort(f"{STOPPING}{self.place} was asked to end")
 

@@ -1,0 +1,96 @@
+"""What the workers of one machine share while they run: a folder with their keys and roster, and the ports they listen on.
+
+The folder goes when its owner ends. An owner that was killed cannot see to that: the next one does. A folder's owner holds a lock on a
+file in it, which the system takes away when the owner is dead and never before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from thinwire.link.roster import Place, Roster, Worker, write_roster
+from thinwire.link.tls import make_identity
+
+PREFIX = "thinwire-"
+OWNER_FILE = "owner.lock"
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder that only this user can read, delete it afterwards, and those that dead owners have left."""
+    remove_orphans()
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, ExitStack() as stack:
+        folder = Path(name)
+        new = folder / f"{OWNER_FILE}.new"
+        owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # not inherited: workers do not hold the lock
+        stack.callback(os.close, owner)
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        new.rename(folder / OWNER_FILE)  # locked before anyone can find it
+        yield folder
+
+
+def remove_orphans() -> None:
+    """Delete the scratch folders of this user whose owners are dead."""
+    with suppress(OSError):
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            with suppress(OSError):
+                _remove_if_orphan(folder)
+
+
+def _remove_if_orphan(folder: Path) -> None:
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        return  # a link, somebody else's, or not made by us
+    owner = os.open(folder / OWNER_FILE, os.O_RDWR | os.O_NOFOLLOW)  # without the file it is no scratch folder, or not one yet
+    try:
+        if stat.S_ISREG(os.fstat(owner).st_mode):
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its owner lives
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(owner)
+
+
+def worker_name(place: Place) -> str:
+    """Name a worker's process and files."""
+    return f"replica-{place.replica}-stage-{place.stage}" if place.replica else f"stage-{place.stage}"
+
+
+def make_local_roster(folder: Path, places: Sequence[Place], ports: Sequence[int]) -> None:
+    """Make identities and a roster for workers on this machine, each with its port of the loopback address."""
+    workers = []
+    for place, port in zip(places, ports, strict=True):
+        name = worker_name(place)
+        identity = make_identity(folder / name, name, days=3650)
+        workers.append(Worker(place, identity.certificate, f"127.0.0.1:{port}"))
+    write_roster(folder / "roster.toml", Roster.of(workers))
+
+
+@contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Hold free ports of the loopback address for workers of this user: nobody else gets one, not even while its worker is lost.
+
+    They are bound and never listened on: connections go to the worker that listens, or are refused while there is none.
+    """
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # a worker may bind it too, if it says the same
+            each.bind(("127.0.0.1", 0))
+        yield [each.getsockname()[1] for each in sockets]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports

@@ -1,0 +1,61 @@
+"""A mistake in the program that every start meets again: told once, its cause last, and not five starts later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from faults.support import WORDS
+from thinwire import cli, launch
+from thinwire.crew import Say, run_crew
+from thinwire.seat import Seat
+from thinwire.stop import Stop
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def mistaken(seat: Seat, say: Say, stop: Stop, **arguments: Any) -> dict[str, Any]:
+    """Train, with a mistake in the forward of stage 1 at the fifth step."""
+    from thinwire.model.stages import Stage
+
+    forward = Stage.forward
+
+    def wrong(self: Stage, ids: Any, payload: Any, context: Any) -> Any:
+        if self.plan.index == 1 and context.training and context.step == 4:
+            raise KeyError(f"no such thing {id(object())}")
+        return forward(self, ids, payload, context)
+
+    Stage.forward = wrong  # type: ignore[method-assign]
+    return launch.train(seat, say, stop, **arguments)
+
+
+def test_the_same_exception_twice_in_one_step_ends_the_run(settings, tmp_path, capfd):
+    def crew(task: Any, *given: Any, **options: Any) -> list[dict[str, Any]]:
+        return run_crew(mistaken, *given, **options)
+
+    with mock.patch.object(launch, "run_crew", crew):
+        assert cli.main(["train", "--config", settings, "--run", str(tmp_path / "run"), *WORDS, "--pipeline.mode", "workers"]) == 2
+    out, error = capfd.readouterr()
+    assert out.count("another process takes its place") == 1 and "KeyError" in out
+    assert "thinwire: error: stage 1 failed twice in the same step, so another start would not help:" in error
+    assert error.count("Traceback (most recent call last)") == 1 and "Traceback" not in out
+    assert error.rstrip().splitlines()[-1].startswith("KeyError: 'no such thing")
+
+
+ALONE = """
+from multiprocessing import Pipe
+from thinwire.crew import Voice
+ours, theirs = Pipe()
+theirs.close()
+Voice(ours).say({"step": 1})
+print("still here")
+"""
+
+
+def test_a_worker_whose_supervisor_has_hung_up_ends_without_a_word():
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
