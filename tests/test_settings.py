@@ -344,6 +344,7 @@ def test_resume_without_any_word_finds_the_default_folder(tmp_path):
 LOCAL_WORDS = {
     "device": "cpu",
     "train.seconds": "9.0",
+    "train.stuck_seconds": "90.0",
     "train.threads": "2",
     "pipeline.mode": "inprocess",
     "link.profile": "dsl_2mbps",
