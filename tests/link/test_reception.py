@@ -116,8 +116,9 @@ def test_a_peer_that_refuses_us_is_tried_again_once_it_was_met(world):
         deaf = Listener(("127.0.0.1", 0), world.identity("left"), [stranger], QUICK)
         right_address, proxy._target = proxy._target, deaf.address
         proxy.cut()
-        wait_until(lambda: "refused this worker" in right.problem)
-        assert world.identity("right").fingerprint in right.problem and right.error is None
+        mine = world.identity("right").fingerprint
+        wait_until(lambda: "refused this worker" in (problem := right.problem) and mine in problem)
+        assert right.error is None
         proxy._target = right_address
         proxy.cut()
         both_ways(left, right, b"back again")

@@ -55,13 +55,13 @@ class Reception:
         loop.selector.register(connection.socket, selectors.EVENT_READ, lambda: loop.take_in(greeting, connection.read))
         if len(self.greetings) > MOST_GREETINGS:
             self._dismiss(self.greetings[0], Problem(f"no HELLO before {MOST_GREETINGS} other connections came"))
-        if loop.connection is None:
-            if not loop.telling:
-                loop.state = "hello"
-            if not self._say_hello(greeting, now):
-                return
-            if loop.telling:
+        if loop.telling:
+            if self._say_hello(greeting, now):
                 self._use(greeting, now)
+            return
+        if loop.connection is None:
+            loop.state = "hello"
+            if not self._say_hello(greeting, now):
                 return
         loop.take_in(greeting, connection.records)  # HELLO may have come with the handshake
 
