@@ -118,10 +118,11 @@ def test_a_peer_that_refuses_us_is_tried_again_once_it_was_met(world):
         proxy.cut()
         mine = world.identity("right").fingerprint
         wait_until(lambda: "refused this worker" in (problem := right.problem) and mine in problem)
-        assert right.error is None
+        assert right.error is None and right.refused
         proxy._target = right_address
         proxy.cut()
         both_ways(left, right, b"back again")
+        assert not right.refused
         deaf.close()
 
 

@@ -42,6 +42,7 @@ class Reception:
         self.greetings: list[Greeting] = []
         """The oldest first."""
         self._parked: tuple[Connection, Parser] | None = None
+        self._warned = ""
 
     def begin(self, connection: Connection) -> None:
         """Greet the peer on a new connection."""
@@ -126,6 +127,7 @@ class Reception:
                     return
             self._use(greeting, now)
             self.incarnation = self.newest = theirs.incarnation
+            self._warned = ""
             loop.is_open()
 
     def failed(self, greeting: Greeting, error: OSError) -> None:
@@ -135,34 +137,38 @@ class Reception:
             self._refuse(greeting, error)
         elif isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
             # the peer has finished its handshake only when it answers: its refusal of our certificate arrives here
-            self._refuse(greeting, refused(loop.peer, error, loop.dialer.fingerprint if loop.dialer else ""), told=True)
+            refusal = refused(loop.peer, error, loop.dialer.fingerprint if loop.dialer else "")
+            self._refuse(greeting, refusal, told=True, refusal=True)
         else:
             reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
             self._dismiss(greeting, Problem(f"{reason or error}"))
 
-    def _refuse(self, greeting: Greeting, error: LinkError, *, told: bool = False) -> None:
-        """Refuse a greeting, or be refused by it (`told`).
+    def _refuse(self, greeting: Greeting, error: LinkError, *, told: bool = False, refusal: bool = False) -> None:
+        """Refuse a greeting, or be refused by it (`told`), perhaps because of who this worker is (`refusal`).
 
         That is the end of a link that never was. A peer that was met before is still there, or is waited for: this may be a second
         process of it, or it was started again with other settings. Only one that lost its state, or has moved on, ends the epoch.
         """
         loop, now = self._loop, time.monotonic()
         if self.newest is not None and (type(error) is LinkError or isinstance(error, ProtocolError)):
-            LOG.warning("a connection of %s was not used: %s", loop.peer, error)
-            self._turn_away(greeting, str(error), tell=not told)
+            if str(error) != self._warned:  # it may be tried every second
+                self._warned = str(error)
+                LOG.warning("a connection of %s was not used: %s", loop.peer, error)
+            self._turn_away(greeting, str(error), tell=not told, refusal=refusal)
             return
         tell = not told and not isinstance(error, Replaced) and not (isinstance(error, Interrupted) and error.epoch)
         if tell and (greeting.said or self._say_hello(greeting, now)):
             self._use(greeting, now)
         loop.fail(error, tell=tell)
 
-    def _turn_away(self, greeting: Greeting, reason: str, *, tell: bool) -> None:
+    def _turn_away(self, greeting: Greeting, reason: str, *, tell: bool, refusal: bool = False) -> None:
         """Do without a connection and go on; the peer gets our HELLO as well, so that it can name the difference as seen from there."""
         now = time.monotonic()
         if tell and (greeting.said or self._say_hello(greeting, now)):
             greeting.refuse(self._loop.frame(Kind.ABORT, shown(reason, MAX_REASON_LETTERS).encode()), now)
         if greeting in self.greetings:
-            self._dismiss(greeting, Problem(reason, "start it with the settings and the roster of the others", patience=False))
+            remedy = "start it with the settings and the roster of the others"
+            self._dismiss(greeting, Problem(reason, remedy, patience=False, refusal=refusal))
 
     def _use(self, greeting: Greeting, now: float) -> None:
         """Let the loop use this connection from now on, and no other; older ones, and those that got our HELLO, know an older state."""
