@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("thinwire.link")
 MOST_GREETINGS = 4
 """Connections that may wait for the peer's HELLO; all of them have its certificate."""
+WARNING_SECONDS = 1.0
+"""Time between two warnings about connections that are not used."""
 
 
 class Reception:
@@ -42,7 +44,7 @@ class Reception:
         self.greetings: list[Greeting] = []
         """The oldest first."""
         self._parked: tuple[Connection, Parser] | None = None
-        self._warned = ""
+        self._warned, self._warned_at = "", float("-inf")
 
     def begin(self, connection: Connection) -> None:
         """Greet the peer on a new connection."""
@@ -57,12 +59,12 @@ class Reception:
         if len(self.greetings) > MOST_GREETINGS:
             self._dismiss(self.greetings[0], Problem(f"no HELLO before {MOST_GREETINGS} other connections came"))
         if loop.telling:
-            if self._say_hello(greeting, now):
+            if greeting.said or self._say_hello(greeting, now):
                 self._use(greeting, now)
             return
         if loop.connection is None:
             loop.state = "hello"
-            if not self._say_hello(greeting, now):
+            if not greeting.said and not self._say_hello(greeting, now):
                 return
         loop.take_in(greeting, connection.records)  # HELLO may have come with the handshake
 
@@ -151,8 +153,8 @@ class Reception:
         """
         loop, now = self._loop, time.monotonic()
         if self.newest is not None and (type(error) is LinkError or isinstance(error, ProtocolError)):
-            if str(error) != self._warned:  # it may be tried every second
-                self._warned = str(error)
+            if str(error) != self._warned and now >= self._warned_at + WARNING_SECONDS:  # the other end decides how often it tries
+                self._warned, self._warned_at = str(error), now
                 LOG.warning("a connection of %s was not used: %s", loop.peer, error)
             self._turn_away(greeting, str(error), tell=not told, refusal=refusal)
             return
