@@ -42,6 +42,7 @@ GOAL_SECONDS = 5.0
 LONGEST_SECONDS = 20.0
 """Given up as "not back" after this."""
 PORT = 9000
+MOST_AT_ONCE, MOST_HELD = 100, 8000
 CROWD = "198.18.1"
 """The network of strangers with many addresses."""
 KINDS = {
@@ -105,7 +106,7 @@ def attack(address: str, rate: float, talking: bool, addresses: int) -> None:
             selector.unregister(key.fileobj)
             if not key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 key.fileobj.send(opening)
-        while time.monotonic() >= started + count / rate:
+        for _ in range(max(0, min(MOST_AT_ONCE, int((time.monotonic() - started) * rate) - count))):
             stranger = socket.socket()
             stranger.setblocking(False)
             if addresses > 1:
@@ -115,7 +116,7 @@ def attack(address: str, rate: float, talking: bool, addresses: int) -> None:
                 selector.register(stranger, selectors.EVENT_WRITE)
             held.append(stranger)
             count += 1
-        while len(held) > 20 * rate:
+        while len(held) > min(20 * rate, MOST_HELD):
             held.popleft().close()
 
 

@@ -111,7 +111,7 @@ class Watch:
             for link in links:
                 if link.peer in self.found:  # made before that was known
                     link.abort(f"{RECOVERING}another worker has the place of {link.peer}")
-                elif link.absent_seconds > self.limit:
+                elif link.absent_seconds > self.limit or link.refused:
                     self._replace(link)
             if not any(link.absent_seconds > self.limit for link in links):
                 self.answers = []

@@ -76,6 +76,21 @@ def test_a_connection_that_says_nothing_displaces_nobody(world):
             sock.close()
 
 
+def test_the_peer_gets_back_past_those_that_say_nothing(world):
+    context = client_context(world.identity("right"), world.identity("left").certificate)
+    with open_pair(world) as (left, right, proxy):
+        hold, right._loop.dialer.tend = right._loop.dialer.tend, lambda *args, **more: None
+        right.reset_connection()
+        wait_until(lambda: left.state == "broken")
+        silent = [context.wrap_socket(socket.create_connection(proxy._target)) for _ in range(6)]
+        wait_until(lambda: len(left._loop.reception.greetings) >= 4)
+        right._loop.dialer.tend = hold
+        right._loop.wake()
+        both_ways(left, right, b"back again")
+        for sock in silent:
+            sock.close()
+
+
 def test_rubbish_with_the_peers_certificate_displaces_nobody(world):
     context = client_context(world.identity("right"), world.identity("left").certificate)
     hello = encode(Frame.make(Kind.HELLO, make_hello(terms(RIGHT), 0, QUICK, 999, ((0, 0),) * len(Channel)).encode()))
@@ -116,11 +131,13 @@ def test_a_peer_that_refuses_us_is_tried_again_once_it_was_met(world):
         deaf = Listener(("127.0.0.1", 0), world.identity("left"), [stranger], QUICK)
         right_address, proxy._target = proxy._target, deaf.address
         proxy.cut()
-        wait_until(lambda: "refused this worker" in right.problem)
-        assert world.identity("right").fingerprint in right.problem and right.error is None
+        mine = world.identity("right").fingerprint
+        wait_until(lambda: "refused this worker" in (problem := right.problem) and mine in problem)
+        assert right.error is None and right.refused
         proxy._target = right_address
         proxy.cut()
         both_ways(left, right, b"back again")
+        assert not right.refused
         deaf.close()
 
 

@@ -227,6 +227,11 @@ class Link:
         return "" if self.state == "open" else self._loop.problem.text
 
     @property
+    def refused(self) -> bool:
+        """Tell whether the peer was reached and did not want this worker: another one may have its place."""
+        return self.state != "open" and self._loop.problem.refusal
+
+    @property
     def error(self) -> LinkError | None:
         """Return why the link failed."""
         return self._loop.error

@@ -242,6 +242,8 @@ class Loop:
     def take_in(self, greeting: Greeting | None, read: Callable[[], list[bytes]]) -> None:
         """Handle what a read of the connection in use gives, or of one with which a greeting is under way."""
         source = self.connection if greeting is None else greeting.connection
+        if greeting is not None and source is not self.connection and greeting not in self.reception.greetings:
+            return  # given up in the same moment
         parser = self.parser if greeting is None else greeting.parser
         assert parser is not None
         try:

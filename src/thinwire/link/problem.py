@@ -21,6 +21,8 @@ class Problem:
     text: str
     remedy: str = "check that it runs, its address in the roster, and firewalls"
     patience: bool = True
+    refusal: bool = False
+    """Whether the peer itself, known by its certificate, does not want this worker."""
 
     def __str__(self) -> str:
         return f"{self.text}; {self.remedy}"

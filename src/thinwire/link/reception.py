@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("thinwire.link")
 MOST_GREETINGS = 4
 """Connections that may wait for the peer's HELLO; all of them have its certificate."""
+WARNING_SECONDS = 1.0
+"""Time between two warnings about connections that are not used."""
 
 
 class Reception:
@@ -42,6 +44,7 @@ class Reception:
         self.greetings: list[Greeting] = []
         """The oldest first."""
         self._parked: tuple[Connection, Parser] | None = None
+        self._warned, self._warned_at = "", float("-inf")
 
     def begin(self, connection: Connection) -> None:
         """Greet the peer on a new connection."""
@@ -55,13 +58,13 @@ class Reception:
         loop.selector.register(connection.socket, selectors.EVENT_READ, lambda: loop.take_in(greeting, connection.read))
         if len(self.greetings) > MOST_GREETINGS:
             self._dismiss(self.greetings[0], Problem(f"no HELLO before {MOST_GREETINGS} other connections came"))
-        if loop.connection is None:
-            if not loop.telling:
-                loop.state = "hello"
-            if not self._say_hello(greeting, now):
-                return
-            if loop.telling:
+        if loop.telling:
+            if greeting.said or self._say_hello(greeting, now):
                 self._use(greeting, now)
+            return
+        if loop.connection is None:
+            loop.state = "hello"
+            if not greeting.said and not self._say_hello(greeting, now):
                 return
         loop.take_in(greeting, connection.records)  # HELLO may have come with the handshake
 
@@ -126,6 +129,7 @@ class Reception:
                     return
             self._use(greeting, now)
             self.incarnation = self.newest = theirs.incarnation
+            self._warned = ""
             loop.is_open()
 
     def failed(self, greeting: Greeting, error: OSError) -> None:
@@ -135,34 +139,38 @@ class Reception:
             self._refuse(greeting, error)
         elif isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
             # the peer has finished its handshake only when it answers: its refusal of our certificate arrives here
-            self._refuse(greeting, refused(loop.peer, error, loop.dialer.fingerprint if loop.dialer else ""), told=True)
+            refusal = refused(loop.peer, error, loop.dialer.fingerprint if loop.dialer else "")
+            self._refuse(greeting, refusal, told=True, refusal=True)
         else:
             reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
             self._dismiss(greeting, Problem(f"{reason or error}"))
 
-    def _refuse(self, greeting: Greeting, error: LinkError, *, told: bool = False) -> None:
-        """Refuse a greeting, or be refused by it (`told`).
+    def _refuse(self, greeting: Greeting, error: LinkError, *, told: bool = False, refusal: bool = False) -> None:
+        """Refuse a greeting, or be refused by it (`told`), perhaps because of who this worker is (`refusal`).
 
         That is the end of a link that never was. A peer that was met before is still there, or is waited for: this may be a second
         process of it, or it was started again with other settings. Only one that lost its state, or has moved on, ends the epoch.
         """
         loop, now = self._loop, time.monotonic()
         if self.newest is not None and (type(error) is LinkError or isinstance(error, ProtocolError)):
-            LOG.warning("a connection of %s was not used: %s", loop.peer, error)
-            self._turn_away(greeting, str(error), tell=not told)
+            if str(error) != self._warned and now >= self._warned_at + WARNING_SECONDS:  # the other end decides how often it tries
+                self._warned, self._warned_at = str(error), now
+                LOG.warning("a connection of %s was not used: %s", loop.peer, error)
+            self._turn_away(greeting, str(error), tell=not told, refusal=refusal)
             return
         tell = not told and not isinstance(error, Replaced) and not (isinstance(error, Interrupted) and error.epoch)
         if tell and (greeting.said or self._say_hello(greeting, now)):
             self._use(greeting, now)
         loop.fail(error, tell=tell)
 
-    def _turn_away(self, greeting: Greeting, reason: str, *, tell: bool) -> None:
+    def _turn_away(self, greeting: Greeting, reason: str, *, tell: bool, refusal: bool = False) -> None:
         """Do without a connection and go on; the peer gets our HELLO as well, so that it can name the difference as seen from there."""
         now = time.monotonic()
         if tell and (greeting.said or self._say_hello(greeting, now)):
             greeting.refuse(self._loop.frame(Kind.ABORT, shown(reason, MAX_REASON_LETTERS).encode()), now)
         if greeting in self.greetings:
-            self._dismiss(greeting, Problem(reason, "start it with the settings and the roster of the others", patience=False))
+            remedy = "start it with the settings and the roster of the others"
+            self._dismiss(greeting, Problem(reason, remedy, patience=False, refusal=refusal))
 
     def _use(self, greeting: Greeting, now: float) -> None:
         """Let the loop use this connection from now on, and no other; older ones, and those that got our HELLO, know an older state."""
