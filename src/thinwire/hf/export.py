@@ -6,7 +6,6 @@ job; weights are made and written a few rows at a time. OUT appears whole or not
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +19,7 @@ from thinwire.hf.card import write_card
 from thinwire.hf.checkpointed import Checkpointed, open_checkpoint
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, to_json
 from thinwire.hf.folders import new_folder, refuse_existing
+from thinwire.hf.links import copy_file
 from thinwire.hf.measure import measure_run
 from thinwire.hf.plain import pieces, why_no_llama
 from thinwire.hf.shards import parse_size, write_file, write_shards
@@ -95,8 +95,7 @@ def write_llama(folder: Path, source: Checkpointed, dtype: torch.dtype, limit: i
 def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
     """Write a run folder without the state of the optimizer; return the sha256 of the weights."""
     for name in (CONFIG_FILE, TOKENIZER_FILE, "summary.json"):
-        if (source.run / name).is_file():
-            shutil.copyfile(source.run / name, folder / name)
+        copy_file(source.run, name, folder)
     place = Path("checkpoints") / source.folder.name
     (folder / place).mkdir(parents=True)
     hashes = {}
