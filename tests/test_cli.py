@@ -1,14 +1,18 @@
 """The command: table of verbs, lazy imports, exit codes."""
 
 import ast
+import os
+import re
 import subprocess
 import sys
 import time
+import tomllib
 import types
+from pathlib import Path
 
 import pytest
 
-from thinwire import __version__, cli
+from thinwire import __version__, cli, versions
 
 
 def install_verb(monkeypatch: pytest.MonkeyPatch, action) -> None:
@@ -88,6 +92,44 @@ def test_help_imports_nothing_heavy():
     loaded = set(ast.literal_eval(result.stdout.splitlines()[-1]))
     assert "thinwire" in loaded
     assert not loaded & {"torch", "numpy", "tyro", "rich", "tokenizers", "safetensors", "tensorboard", "trackio"}
+
+
+def with_torch(folder: Path, version: str | None) -> dict[str, str]:
+    """Return an environment whose torch is of another version, and says so when it is imported."""
+    (folder / "torch").mkdir()
+    (folder / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
+    if version is not None:
+        about = folder / f"torch-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def thinwire(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "thinwire", *words], capture_output=True, text=True, timeout=300, env=environment)
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.11.0+cpu", "2.15.0", "2.15.0a0+git1234", "3.0"])
+def test_another_torch_is_refused_by_its_version_before_it_is_imported(tmp_path, version):
+    environment = with_torch(tmp_path, version)
+    result = thinwire(["train", "--help"], environment)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"thinwire: error: torch {version} is installed, this release runs on 2.12 and newer, below 2.15: ")
+    assert "pip install -c constraints.txt" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert thinwire(["--help"], environment).returncode == thinwire(["keys", str(tmp_path / "keys")], environment).returncode == 0
+
+
+@pytest.mark.parametrize("version", ["2.12.0", "2.13.1+cu130", "2.14.2"])
+def test_a_torch_of_the_range_is_imported(tmp_path, version):
+    assert "torch was imported" in thinwire(["train", "--help"], with_torch(tmp_path, version)).stderr
+
+
+def test_the_range_of_torch_is_that_of_the_project_and_holds_the_pinned_one():
+    root = Path(__file__).parent.parent
+    needed = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"torch>={versions.named(versions.OLDEST)},<{versions.named(versions.TOO_NEW)}" in needed
+    (pinned,) = re.findall(r"^torch==(\d+)\.(\d+)\.", (root / "constraints.txt").read_text(), re.MULTILINE)
+    assert versions.OLDEST <= tuple(map(int, pinned)) < versions.TOO_NEW
 
 
 def test_import_starts_nothing():

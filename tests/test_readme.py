@@ -34,7 +34,7 @@ def test_no_placeholder_is_left():
 
 
 def test_linked_files_exist():
-    for target in re.findall(r"\]\((?!https)([^)]+)\)", README):
+    for target in re.findall(r"\]\((?!https|#)([^)]+)\)", README):
         assert (ROOT / target).exists(), target
 
 

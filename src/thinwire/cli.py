@@ -27,6 +27,8 @@ VERBS = {
     "memory": ("say how a stage would fit into a memory budget, and what that costs", "thinwire.memory.command:main"),
     "compare": ("judge boundary methods or exchanges by time to loss over links", "thinwire.compare.command:main"),
 }
+WITHOUT_TORCH = ("keys", "roster")
+"""Verbs that run whatever torch is installed, or none."""
 
 
 def overview() -> str:
@@ -63,6 +65,10 @@ def main(argv: list[str] | None = None) -> int:
         return fail(unknown(words[0]))
     module, function = VERBS[words[0]][1].split(":")
     try:
+        if words[0] not in WITHOUT_TORCH:
+            from thinwire.versions import refuse_other_torch  # not at the top: the help needs none of it
+
+            refuse_other_torch()
         return getattr(importlib.import_module(module), function)(words[1:]) or 0
     except ValueError as error:
         return fail(str(error))
