@@ -24,7 +24,7 @@ LAYERS = [
     ["crew", "scratch", "cause"],
     ["summary", "sampling", "saved"],
     ["evaluate", "generate", "keys", "view", "memory.command"],
-    ["train", "hf"],
+    ["train", "last", "hf"],
     ["recover"],
     ["join"],
     ["launch", "harness"],

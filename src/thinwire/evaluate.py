@@ -25,7 +25,15 @@ from thinwire.pipeline.backend import close_group
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.pipeline import build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
-from thinwire.saved import TOKENIZER_FILE, Mode, for_use, load_here, load_together, read_settings
+from thinwire.saved import (
+    TOKENIZER_FILE,
+    Mode,
+    for_use,
+    load_here,
+    load_together,
+    read_settings,
+    refuse_other_tokenizer,
+)
 from thinwire.seat import Seat
 from thinwire.stop import Stop
 
@@ -109,6 +117,7 @@ def figures(step: int, loss: float, bytes_per_token: float | None) -> dict[str, 
 
 def _source(data: DataConfig, command: EvalCommand) -> DataConfig:
     """Return what to read: the run's own source or another one, through the run's own tokenizer where it has one."""
+    refuse_other_tokenizer(command.run, data)
     tokenizer = command.run / TOKENIZER_FILE
     return replace(
         data,

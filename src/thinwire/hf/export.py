@@ -24,7 +24,7 @@ from thinwire.hf.measure import measure_run
 from thinwire.hf.plain import pieces, why_no_llama
 from thinwire.hf.shards import parse_size, write_file, write_shards
 from thinwire.hf.tokenizer import kept_description, kept_dtype, write_json, write_tokenizer
-from thinwire.saved import TOKENIZER_FILE
+from thinwire.saved import TOKENIZER_FILE, is_tokenizer_elsewhere
 
 FORMAT = 1
 
@@ -71,7 +71,9 @@ def export(command: ExportCommand) -> str:
         write_contents(folder, source, reason, hashes)
     kind = "is a plain Hugging Face Llama folder" if reason is None else "is a thinwire folder and not a plain Llama"
     why = f": {reason}; `thinwire eval` and `thinwire generate` read it" if reason else f" in {dtype}".replace("torch.", "")
-    return f"{command.out} {kind}{why}\nstep {source.step}; {losses.describe()}"
+    lacking = f"\nnote: without a tokenizer: it is in the run folder of stage 0; copy {TOKENIZER_FILE} into {command.run} and export again"
+    lacking = lacking if is_tokenizer_elsewhere(command.run) else ""
+    return f"{command.out} {kind}{why}\nstep {source.step}; {losses.describe()}{lacking}"
 
 
 def chosen_dtype(command: ExportCommand, source: Checkpointed) -> torch.dtype:
