@@ -5,9 +5,9 @@ import os
 import re
 import subprocess
 import sys
-import time
 import tomllib
 import types
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,63 @@ def test_help_lists_every_verb(argv, capsys):
     for verb, (help_line, _) in cli.VERBS.items():
         assert f"  {verb}" in printed
         assert help_line in printed
+
+
+def test_help_lists_what_can_be_named(capsys):
+    from thinwire.codecs import registry
+    from thinwire.configfile import packaged
+    from thinwire.link.profile import PROFILES
+    from thinwire.replicas.exchange import METHODS
+
+    for argv in (["--help"], ["train", "--help"]):
+        with suppress(SystemExit):
+            cli.main(argv)
+        printed = " ".join(capsys.readouterr().out.split())
+        named = {"--codec.name": registry.names(), "--replicas.exchange": METHODS, "--link.profile": PROFILES, "--config": packaged()}
+        for word, names in named.items():
+            assert re.search(rf"{re.escape(word)}:? {re.escape(', '.join(names))}", printed), (argv, word)
+
+
+@pytest.mark.parametrize(
+    "word, hint",
+    [
+        ("--rank", "did you mean --codec.rank?"),
+        ("--steps", "did you mean --train.steps?"),
+        ("--dtype", "did you mean --codec.dtype or --train.dtype?"),
+        ("--train.rank", "did you mean --codec.rank?"),
+        ("--stagse", "did you mean --pipeline.stages?"),
+        ("--train.step", "did you mean --train.steps?"),
+        ("--buckets", "--codec.buckets is an option of anchored: choose one with --codec.name"),
+    ],
+)
+def test_a_word_without_its_section_names_the_whole_word(capsys, word, hint):
+    assert cli.main(["train", "--config", "laptop", word, "8"]) == 2
+    error = capsys.readouterr().err
+    assert f"unknown word {word}; " in error and hint in error
+
+
+def test_an_option_of_another_codec_names_that_codec(capsys):
+    assert cli.main(["train", "--codec.name", "dense", "--codec.rank", "8"]) == 2
+    error = capsys.readouterr().err
+    assert "the codec 'dense' has no option 'rank'" in error and "--codec.rank is an option of subspace, anchored" in error
+
+
+@pytest.mark.parametrize("verb", [["train"], ["memory"], ["eval", "run"], ["join", "roster.toml", "--stage", "0"]])
+def test_a_pattern_that_the_shell_expanded_says_quote_it(tmp_path, monkeypatch, capsys, verb):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    for name in "abcd":
+        (tmp_path / f"books/{name}.txt").write_text("text")
+    files = [f"books/{name}.txt" for name in "abcd"]
+    assert cli.main([*verb, "--data.source", *files]) == 2
+    error = capsys.readouterr().err
+    assert "--data.source takes one value and is followed by 4: books/a.txt, books/b.txt, books/c.txt, ...; " in error
+    assert "the shell has expanded a pattern: quote it, such as --data.source 'books/*.txt'" in error
+
+
+def test_a_prompt_of_several_words_says_quote_it(capsys):
+    assert cli.main(["generate", "run", "--prompt", "def", "main("]) == 2
+    assert "quote it if it is one text: --prompt 'def main('" in capsys.readouterr().err
 
 
 def test_version(capsys):
@@ -92,6 +149,8 @@ def test_help_imports_nothing_heavy():
     loaded = set(ast.literal_eval(result.stdout.splitlines()[-1]))
     assert "thinwire" in loaded
     assert not loaded & {"torch", "numpy", "tyro", "rich", "tokenizers", "safetensors", "tensorboard", "trackio"}
+    # What makes it answer at once (0.09 s of a core) is that little is imported, whatever else the machine does.
+    assert len(ast.literal_eval(result.stdout.splitlines()[-1])) < 200
 
 
 def with_torch(folder: Path, version: str | None) -> dict[str, str]:
@@ -136,15 +195,6 @@ def test_import_starts_nothing():
     code = "import sys, threading, thinwire; print(threading.active_count(), 'torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert result.stdout == "1 False\n"
-
-
-def test_help_answers_quickly():
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "thinwire", "--help"], capture_output=True, timeout=30, check=True)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.3
 
 
 def test_every_verb_resolves():

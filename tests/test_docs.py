@@ -166,7 +166,7 @@ def check_form(text: str) -> None:
 
 
 def check_apart(text: str) -> None:
-    """A line that needs a machine of its own: its verb understands it; tests/test_join.py, test_generate.py and test_copies_used.py run some."""
+    """A line that needs a machine of its own: its verb understands it; test_join.py and test_generate.py run some."""
     verb, *words = shlex.split(ELSEWHERE.sub("", text))[1:]
     if verb in ("export", "eval", "generate"):
         check_form(f"thinwire {verb} RUN {shlex.join(words[1:])}")

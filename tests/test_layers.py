@@ -12,7 +12,8 @@ import thinwire
 ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A module may import from its own layer and from those below.
 LAYERS = [
-    ["versions", "config", "files", "shown", "noise", "model.cut", "specs", "replicas.graph", "replicas.peers"],
+    ["versions", "link.profile", "catalog", "mistakes"],
+    ["config", "files", "shown", "noise", "model.cut", "specs", "replicas.graph", "replicas.peers"],
     ["memory.blocks", "memory.sizes", "memory.space", "memory.simulate", "memory.search", "memory.plan", "memory.show", "memory.picture"],
     ["model.stream", "model.initial", "model.llama", "data", "subspace", "link"],
     ["codecs"],

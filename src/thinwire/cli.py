@@ -12,8 +12,10 @@ import difflib
 import importlib
 import os
 import sys
+import textwrap
 
 from thinwire import __version__
+from thinwire.catalog import listed
 
 VERBS = {
     "train": ("train a model, all its stages and what crosses between them", "thinwire.train:main"),
@@ -36,6 +38,9 @@ def overview() -> str:
     width = max(map(len, VERBS)) + 2
     lines = ["usage: thinwire VERB [WORDS ...]", "", "Train one transformer across machines joined by thin links.", ""]
     lines += [f"  {verb:{width}}{help_line}" for verb, (help_line, _) in VERBS.items()]
+    lines += ["", "What can be named in the words of train, join, import, compare and memory:", ""]
+    for word, names in listed().items():
+        lines += textwrap.wrap(names, 79, initial_indent=f"  {word:21}", subsequent_indent=" " * 23)
     return "\n".join([*lines, "", "thinwire VERB --help lists the words of a verb; thinwire --version prints the version."])
 
 

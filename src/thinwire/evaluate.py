@@ -20,6 +20,7 @@ from torch import Tensor
 from thinwire.config import DataConfig, Device, RunConfig
 from thinwire.crew import Say, run_crew
 from thinwire.data.open import Data, open_data
+from thinwire.mistakes import refuse_expanded
 from thinwire.pipeline import forms
 from thinwire.pipeline.backend import close_group
 from thinwire.pipeline.device import choose_device
@@ -128,6 +129,7 @@ def _source(data: DataConfig, command: EvalCommand) -> DataConfig:
 
 def main(argv: list[str]) -> None:
     """Run the `eval` verb."""
+    refuse_expanded(argv, ("data.source",), positional=int(bool(argv) and argv[0].startswith("--")))
     command = tyro.cli(EvalCommand, prog="thinwire eval", args=argv, use_underscores=True)
     results: Mapping[str, Any]
     if command.tasks:

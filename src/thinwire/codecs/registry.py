@@ -8,32 +8,14 @@ from importlib.metadata import entry_points
 
 import torch
 
+from thinwire.catalog import CODEC_GROUP as GROUP
+from thinwire.catalog import CODECS as BUILT_IN
+from thinwire.catalog import codec_names as names
 from thinwire.codecs.base import Codec, LossyOptions, Options
 from thinwire.codecs.chain import Chain
 from thinwire.codecs.partly import Partly
 from thinwire.codecs.quantize import Quantize, QuantizeOptions
 from thinwire.config import ModelConfig
-
-BUILT_IN = {
-    "dense": "thinwire.codecs.dense:Dense",
-    "subspace": "thinwire.codecs.subspace:Subspace",
-    "anchored": "thinwire.codecs.anchored:Anchored",
-    "quantize": "thinwire.codecs.quantize:Quantize",
-    "topk": "thinwire.codecs.sparsify:TopK",
-    "randomk": "thinwire.codecs.sparsify:RandomK",
-    "threshold": "thinwire.codecs.threshold:Threshold",
-    "autoencoder": "thinwire.codecs.autoencoder:Autoencoder",
-    "bottleneck": "thinwire.codecs.bottleneck:Bottleneck",
-    "hadamard": "thinwire.codecs.hadamard:Hadamard",
-    "lossless": "thinwire.codecs.lossless:Lossless",
-    "lowrank": "thinwire.codecs.lowrank:LowRank",
-}
-GROUP = "thinwire.codecs"
-
-
-def names() -> list[str]:
-    """List every codec that can be named in a config."""
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
 def find(name: str) -> type[Codec]:
