@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 CODECS = {
     "dense": "thinwire.codecs.dense:Dense",
@@ -34,11 +38,16 @@ EXCHANGES = {
 """Exchanges between replicas, and where each is."""
 
 
-def codec_names() -> list[str]:
-    """List every codec that can be named in a config."""
+def third_party_codecs() -> EntryPoints:
+    """Return the entry points of codecs in other packages."""
     from importlib.metadata import entry_points  # not at the top: it is slow to import
 
-    return sorted({*CODECS, *(point.name for point in entry_points(group=CODEC_GROUP))})
+    return entry_points(group=CODEC_GROUP)
+
+
+def codec_names() -> list[str]:
+    """List every codec that can be named in a config."""
+    return sorted({*CODECS, *(point.name for point in third_party_codecs())})
 
 
 def config_names() -> list[str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import import_module
-from importlib.metadata import entry_points
 
 import torch
 
-from thinwire.catalog import CODEC_GROUP as GROUP
 from thinwire.catalog import CODECS as BUILT_IN
 from thinwire.catalog import codec_names as names
+from thinwire.catalog import third_party_codecs
 from thinwire.codecs.base import Codec, LossyOptions, Options
 from thinwire.codecs.chain import Chain
 from thinwire.codecs.partly import Partly
@@ -23,7 +22,7 @@ def find(name: str) -> type[Codec]:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return getattr(import_module(module), attribute)
-    for point in entry_points(group=GROUP, name=name):
+    for point in third_party_codecs().select(name=name):
         return point.load()
     raise ValueError(f"unknown codec {name!r}; choose one of {', '.join(names())}")
 
