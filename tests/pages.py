@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = {"", "sh", "shell", "bash", "console"}
 """Languages of fenced blocks whose every line is a command."""
-PROGRAMS = ("thinwire", "make", ".venv/bin/python", "python", "pip", "git", "cd", "tensorboard", "trackio")
+PROGRAMS = ("thinwire", "make", ".venv/bin/python", "python", "python3", "pip", "git", "cd", "tensorboard", "trackio")
 """First words that make a command of a line in an indented block, or of `code` in a sentence or a table."""
 ELSEWHERE = re.compile(r"^(alice|bob|carol)\$ +")
 """Prompts of lines that need a machine each; tests/test_join.py runs such a pair."""

@@ -1,14 +1,18 @@
 """The command: table of verbs, lazy imports, exit codes."""
 
 import ast
+import os
+import re
 import subprocess
 import sys
-import time
+import tomllib
 import types
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from thinwire import __version__, cli
+from thinwire import __version__, cli, versions
 
 
 def install_verb(monkeypatch: pytest.MonkeyPatch, action) -> None:
@@ -33,6 +37,63 @@ def test_help_lists_every_verb(argv, capsys):
     for verb, (help_line, _) in cli.VERBS.items():
         assert f"  {verb}" in printed
         assert help_line in printed
+
+
+def test_help_lists_what_can_be_named(capsys):
+    from thinwire.codecs import registry
+    from thinwire.configfile import packaged
+    from thinwire.link.profile import PROFILES
+    from thinwire.replicas.exchange import METHODS
+
+    for argv in (["--help"], ["train", "--help"]):
+        with suppress(SystemExit):
+            cli.main(argv)
+        printed = " ".join(capsys.readouterr().out.split())
+        named = {"--codec.name": registry.names(), "--replicas.exchange": METHODS, "--link.profile": PROFILES, "--config": packaged()}
+        for word, names in named.items():
+            assert re.search(rf"{re.escape(word)}:? {re.escape(', '.join(names))}", printed), (argv, word)
+
+
+@pytest.mark.parametrize(
+    "word, hint",
+    [
+        ("--rank", "did you mean --codec.rank?"),
+        ("--steps", "did you mean --train.steps?"),
+        ("--dtype", "did you mean --codec.dtype or --train.dtype?"),
+        ("--train.rank", "did you mean --codec.rank?"),
+        ("--stagse", "did you mean --pipeline.stages?"),
+        ("--train.step", "did you mean --train.steps?"),
+        ("--buckets", "--codec.buckets is an option of anchored: choose one with --codec.name"),
+    ],
+)
+def test_a_word_without_its_section_names_the_whole_word(capsys, word, hint):
+    assert cli.main(["train", "--config", "laptop", word, "8"]) == 2
+    error = capsys.readouterr().err
+    assert f"unknown word {word}; " in error and hint in error
+
+
+def test_an_option_of_another_codec_names_that_codec(capsys):
+    assert cli.main(["train", "--codec.name", "dense", "--codec.rank", "8"]) == 2
+    error = capsys.readouterr().err
+    assert "the codec 'dense' has no option 'rank'" in error and "--codec.rank is an option of subspace, anchored" in error
+
+
+@pytest.mark.parametrize("verb", [["train"], ["memory"], ["eval", "run"], ["join", "roster.toml", "--stage", "0"]])
+def test_a_pattern_that_the_shell_expanded_says_quote_it(tmp_path, monkeypatch, capsys, verb):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    for name in "abcd":
+        (tmp_path / f"books/{name}.txt").write_text("text")
+    files = [f"books/{name}.txt" for name in "abcd"]
+    assert cli.main([*verb, "--data.source", *files]) == 2
+    error = capsys.readouterr().err
+    assert "--data.source takes one value and is followed by 4: books/a.txt, books/b.txt, books/c.txt, ...; " in error
+    assert "the shell has expanded a pattern: quote it, such as --data.source 'books/*.txt'" in error
+
+
+def test_a_prompt_of_several_words_says_quote_it(capsys):
+    assert cli.main(["generate", "run", "--prompt", "def", "main("]) == 2
+    assert "quote it if it is one text: --prompt 'def main('" in capsys.readouterr().err
 
 
 def test_version(capsys):
@@ -88,21 +149,52 @@ def test_help_imports_nothing_heavy():
     loaded = set(ast.literal_eval(result.stdout.splitlines()[-1]))
     assert "thinwire" in loaded
     assert not loaded & {"torch", "numpy", "tyro", "rich", "tokenizers", "safetensors", "tensorboard", "trackio"}
+    # What makes it answer at once (0.09 s of a core) is that little is imported, whatever else the machine does.
+    assert len(ast.literal_eval(result.stdout.splitlines()[-1])) < 200
+
+
+def with_torch(folder: Path, version: str | None) -> dict[str, str]:
+    """Return an environment whose torch is of another version, and says so when it is imported."""
+    (folder / "torch").mkdir()
+    (folder / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
+    if version is not None:
+        about = folder / f"torch-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def thinwire(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "thinwire", *words], capture_output=True, text=True, timeout=300, env=environment)
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.11.0+cpu", "2.15.0", "2.15.0a0+git1234", "3.0"])
+def test_another_torch_is_refused_by_its_version_before_it_is_imported(tmp_path, version):
+    environment = with_torch(tmp_path, version)
+    result = thinwire(["train", "--help"], environment)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"thinwire: error: torch {version} is installed, this release runs on 2.12 and newer, below 2.15: ")
+    assert "pip install -c constraints.txt" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert thinwire(["--help"], environment).returncode == thinwire(["keys", str(tmp_path / "keys")], environment).returncode == 0
+
+
+@pytest.mark.parametrize("version", ["2.12.0", "2.13.1+cu130", "2.14.2"])
+def test_a_torch_of_the_range_is_imported(tmp_path, version):
+    assert "torch was imported" in thinwire(["train", "--help"], with_torch(tmp_path, version)).stderr
+
+
+def test_the_range_of_torch_is_that_of_the_project_and_holds_the_pinned_one():
+    root = Path(__file__).parent.parent
+    needed = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"torch>={versions.named(versions.OLDEST)},<{versions.named(versions.TOO_NEW)}" in needed
+    (pinned,) = re.findall(r"^torch==(\d+)\.(\d+)\.", (root / "constraints.txt").read_text(), re.MULTILINE)
+    assert versions.OLDEST <= tuple(map(int, pinned)) < versions.TOO_NEW
 
 
 def test_import_starts_nothing():
     code = "import sys, threading, thinwire; print(threading.active_count(), 'torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert result.stdout == "1 False\n"
-
-
-def test_help_answers_quickly():
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "thinwire", "--help"], capture_output=True, timeout=30, check=True)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.3
 
 
 def test_every_verb_resolves():

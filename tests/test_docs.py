@@ -100,10 +100,16 @@ def check_script(text: str) -> None:
 def check_pip(text: str) -> None:
     """What pip is to install is this project, with extras that it has, or a package that the code tells people to install."""
     words = [word for word in shlex.split(text)[2:] if not word.startswith("-") and word != "constraints.txt"]
+    assert "-c constraints.txt" in text, f"{text}: what the tests did not run with may be installed"
     for word in words:
         name, _, names = word.rstrip("]").partition("[")
         assert name in ("thinwire", ".", "lm_eval"), text
         assert name == "lm_eval" or set(filter(None, names.split(","))) <= extras(), text
+
+
+def check_venv(text: str) -> None:
+    """The virtual environment that people make is the one that `make` uses."""
+    assert text == f"python3 -m venv {re.search(r'^VENV *:= *(.+)$', (ROOT / 'Makefile').read_text(), re.MULTILINE)[1]}", text
 
 
 def check_viewer(text: str) -> None:
@@ -128,6 +134,7 @@ LISTED: dict[str, Callable[[str], None]] = {
     "make": check_make,
     ".venv/bin/python": check_script,
     "pip": check_pip,
+    "python3": check_venv,
     "tensorboard": check_viewer,
     "trackio": check_viewer,
     "git": lambda text: None,  # `git clone URL`: the network is not for tests
@@ -159,8 +166,11 @@ def check_form(text: str) -> None:
 
 
 def check_apart(text: str) -> None:
-    """A line that needs a machine of its own: `thinwire join` understands it."""
+    """A line that needs a machine of its own: its verb understands it; test_join.py and test_generate.py run some."""
     verb, *words = shlex.split(ELSEWHERE.sub("", text))[1:]
+    if verb in ("export", "eval", "generate"):
+        check_form(f"thinwire {verb} RUN {shlex.join(words[1:])}")
+        return
     assert verb == "join", text
     command = settings.parse_join(words)
     assert command.stage is None or command.stage < command.config.pipeline.stages
@@ -271,7 +281,7 @@ def test_commands_are_found_where_people_see_them():
     found = {page.name: [item.text for item in items_of(page)] for page in PAGES}
     assert "make demo" in found["README.md"] and "thinwire eval runs/first" in found["README.md"]
     assert "thinwire train --track tensorboard" in found["README.md"]
-    assert sum(text.startswith("alice$") for text in found["two_machines.md"]) == 2
+    assert sum(text.startswith("alice$") for text in found["two_machines.md"]) == 3
     assert len(found["quickstart.md"]) >= 10 and any(item.kind == "python" for item in items_of(ROOT / "docs" / "quickstart.md"))
 
 

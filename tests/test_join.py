@@ -119,6 +119,7 @@ def test_resume_where_each_machine_has_only_its_own_checkpoints(config, tmp_path
     assert_same(homes[0], alone)
     # one machine went down before it wrote its last checkpoint: all must go back to the one before
     shutil.rmtree(homes[1] / "run/checkpoints/step-000006")
+    shutil.rmtree(homes[2] / "run/copies/step-000006")
     results = pool.run(command, [([*each, "--resume"],) for each in words])
     assert [code for code, _, _ in results] == [0, 0, 0], results
     assert assert_same(homes[0], alone)["steps"] == 6

@@ -12,6 +12,7 @@ import thinwire
 ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A module may import from its own layer and from those below.
 LAYERS = [
+    ["versions", "link.profile", "catalog", "mistakes"],
     ["config", "files", "shown", "noise", "model.cut", "specs", "replicas.graph", "replicas.peers"],
     ["memory.blocks", "memory.sizes", "memory.space", "memory.simulate", "memory.search", "memory.plan", "memory.show", "memory.picture"],
     ["model.stream", "model.initial", "model.llama", "data", "subspace", "link"],
@@ -24,7 +25,7 @@ LAYERS = [
     ["crew", "scratch", "cause"],
     ["summary", "sampling", "saved"],
     ["evaluate", "generate", "keys", "view", "memory.command"],
-    ["train", "hf"],
+    ["train", "last", "hf"],
     ["recover"],
     ["join"],
     ["launch", "harness"],

@@ -228,7 +228,7 @@ def test_a_missing_package_is_refused_before_anything_is_made(name, config, tmp_
     monkeypatch.setitem(sys.modules, name, None)  # an import of it now fails
     assert cli.main(["train", "--config", config, "--run", str(tmp_path / "r"), "--track", name]) == 2
     message = capsys.readouterr().err
-    for part in (f"--track {name}", f"needs the package {name}", "pip install 'thinwire[track", "-c constraints.txt"):
+    for part in (f"--track {name}", f"needs the package {name}", "pip install -c constraints.txt -e '.[track"):
         assert part in message
     assert not (tmp_path / "r").exists()
 

@@ -12,8 +12,10 @@ import difflib
 import importlib
 import os
 import sys
+import textwrap
 
 from thinwire import __version__
+from thinwire.catalog import listed
 
 VERBS = {
     "train": ("train a model, all its stages and what crosses between them", "thinwire.train:main"),
@@ -27,6 +29,8 @@ VERBS = {
     "memory": ("say how a stage would fit into a memory budget, and what that costs", "thinwire.memory.command:main"),
     "compare": ("judge boundary methods or exchanges by time to loss over links", "thinwire.compare.command:main"),
 }
+WITHOUT_TORCH = ("keys", "roster")
+"""Verbs that run whatever torch is installed, or none."""
 
 
 def overview() -> str:
@@ -34,6 +38,9 @@ def overview() -> str:
     width = max(map(len, VERBS)) + 2
     lines = ["usage: thinwire VERB [WORDS ...]", "", "Train one transformer across machines joined by thin links.", ""]
     lines += [f"  {verb:{width}}{help_line}" for verb, (help_line, _) in VERBS.items()]
+    lines += ["", "What can be named in the words of train, join, import, compare and memory:", ""]
+    for word, names in listed().items():
+        lines += textwrap.wrap(names, 79, initial_indent=f"  {word:21}", subsequent_indent=" " * 23)
     return "\n".join([*lines, "", "thinwire VERB --help lists the words of a verb; thinwire --version prints the version."])
 
 
@@ -63,6 +70,10 @@ def main(argv: list[str] | None = None) -> int:
         return fail(unknown(words[0]))
     module, function = VERBS[words[0]][1].split(":")
     try:
+        if words[0] not in WITHOUT_TORCH:
+            from thinwire.versions import refuse_other_torch  # not at the top: the help needs none of it
+
+            refuse_other_torch()
         return getattr(importlib.import_module(module), function)(words[1:]) or 0
     except ValueError as error:
         return fail(str(error))

@@ -20,12 +20,21 @@ from torch import Tensor
 from thinwire.config import DataConfig, Device, RunConfig
 from thinwire.crew import Say, run_crew
 from thinwire.data.open import Data, open_data
+from thinwire.mistakes import refuse_expanded
 from thinwire.pipeline import forms
 from thinwire.pipeline.backend import close_group
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.pipeline import build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
-from thinwire.saved import TOKENIZER_FILE, Mode, for_use, load_here, load_together, read_settings
+from thinwire.saved import (
+    TOKENIZER_FILE,
+    Mode,
+    for_use,
+    load_here,
+    load_together,
+    read_settings,
+    refuse_other_tokenizer,
+)
 from thinwire.seat import Seat
 from thinwire.stop import Stop
 
@@ -109,6 +118,7 @@ def figures(step: int, loss: float, bytes_per_token: float | None) -> dict[str, 
 
 def _source(data: DataConfig, command: EvalCommand) -> DataConfig:
     """Return what to read: the run's own source or another one, through the run's own tokenizer where it has one."""
+    refuse_other_tokenizer(command.run, data)
     tokenizer = command.run / TOKENIZER_FILE
     return replace(
         data,
@@ -119,6 +129,7 @@ def _source(data: DataConfig, command: EvalCommand) -> DataConfig:
 
 def main(argv: list[str]) -> None:
     """Run the `eval` verb."""
+    refuse_expanded(argv, ("data.source",), positional=int(bool(argv) and argv[0].startswith("--")))
     command = tyro.cli(EvalCommand, prog="thinwire eval", args=argv, use_underscores=True)
     results: Mapping[str, Any]
     if command.tasks:

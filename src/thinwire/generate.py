@@ -26,6 +26,7 @@ from thinwire.data.tokenize import end_token
 from thinwire.link.errors import LinkError
 from thinwire.link.roster import read_roster
 from thinwire.link.tls import load_identity
+from thinwire.mistakes import refuse_expanded
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import build_stage
 from thinwire.pipeline import forms
@@ -90,6 +91,7 @@ class Order:
 
 def main(argv: list[str]) -> None:
     """Run the `generate` verb."""
+    refuse_expanded(argv, ("prompt",), positional=int(bool(argv) and argv[0].startswith("--")))
     command = tyro.cli(GenerateCommand, prog="thinwire generate", args=argv, use_underscores=True)
     config = settings(command)
     if command.roster is not None and command.stage > 0:

@@ -1,7 +1,7 @@
 """Hand a run's exported model to the LM Evaluation Harness: `thinwire eval runs/first --tasks lambada_openai`.
 
-The harness is a package of its own (`pip install 'lm_eval[hf]'`), looked for only here. It loads the exported folder with transformers,
-so what it measures is the plain network, without boundaries; tasks may download their data.
+The harness is a package of its own (`pip install -c constraints.txt 'lm_eval[hf]'`), looked for only here. It loads the exported folder
+with transformers, so what it measures is the plain network, without boundaries; tasks may download their data.
 """
 
 from __future__ import annotations

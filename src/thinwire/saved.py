@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from thinwire import checkpoint
-from thinwire.config import Device, ReplicasConfig, RunConfig
+from thinwire.config import DataConfig, Device, ReplicasConfig, RunConfig
 from thinwire.configfile import CONFIG_FILE, read
 from thinwire.data.tokenize import load_tokenizer
 from thinwire.limits import check
@@ -45,21 +46,57 @@ def for_use(config: RunConfig, mode: Mode, profile: str, device: Device) -> RunC
 
 def read_tokenizer(run: Path, other: str | None = None) -> Tokenizer:
     """Return a run's tokenizer, or another one that is named."""
-    if other is None and not (run / TOKENIZER_FILE).is_file():
-        raise ValueError(
-            f"{run} has no {TOKENIZER_FILE}: its data were token shards; name the tokenizer they were made with, --data.tokenizer FILE"
-        )
+    if other is None:
+        refuse_no_tokenizer(run)
     return load_tokenizer(str(run / TOKENIZER_FILE) if other is None else other)
+
+
+def refuse_no_tokenizer(run: Path) -> None:
+    """Raise ValueError unless the run folder has its tokenizer; say where it is."""
+    if (run / TOKENIZER_FILE).is_file():
+        return
+    if is_tokenizer_elsewhere(run):
+        raise ValueError(
+            f"{run} has no {TOKENIZER_FILE}: stage 0 of this run is on another machine, and gives it to the others when the run is "
+            f"finished; copy {TOKENIZER_FILE} from the run folder there"
+        )
+    raise ValueError(
+        f"{run} has no {TOKENIZER_FILE}: its data were token shards; name the tokenizer they were made with, --data.tokenizer FILE"
+    )
+
+
+def is_tokenizer_elsewhere(run: Path) -> bool:
+    """Tell whether the run's tokenizer is on another machine: that of stage 0, which alone reads the data."""
+    own = any((folder / "stage-0.json").exists() for folder in checkpoint.steps(run))
+    return not (run / TOKENIZER_FILE).is_file() and bool(checkpoint.steps(run)) and not own
+
+
+def refuse_other_tokenizer(run: Path, data: DataConfig) -> None:
+    """Raise ValueError where a tokenizer would be trained anew because the run's own is on another machine: its loss would mean nothing."""
+    if data.tokenizer == "train" and not data.source.endswith(".bin") and is_tokenizer_elsewhere(run):
+        refuse_no_tokenizer(run)
 
 
 def load_here(run: Path, stages: list[Stage]) -> int:
     """Load the newest checkpoint of which all stages are in this folder; return its step."""
-    return checkpoint.load(checkpoint.newest(run, len(stages)), stages, None, {}).step
+    return checkpoint.load(newest_whole(run, len(stages)), stages, None, {}).step
+
+
+def newest_whole(run: Path, count: int) -> Path:
+    """Return the newest checkpoint of which all stages are in this folder, copies too; say if there are parts of newer ones."""
+    newest = checkpoint.newest(run, count)
+    newer = checkpoint.steps(run)[-1]
+    if checkpoint.step_of(newer) > checkpoint.step_of(newest):
+        print(
+            f"thinwire: note: this is step {checkpoint.step_of(newest)}; of step {checkpoint.step_of(newer)} not all stages are in {run}",
+            file=sys.stderr,
+        )
+    return newest
 
 
 def load_together(run: Path, stage: Stage, control: Control) -> int:
     """Load this stage's part of the newest checkpoint that every stage has, on whichever machine; return its step."""
-    mine = checkpoint.available(run, [stage.plan])
+    mine = checkpoint.available(run, [stage.plan], copies=True)
     everyone = [part["checkpoints"] for part in control.gather({"checkpoints": mine}, forms.HELD)]
     step = checkpoint.load(checkpoint.common(run, everyone, stage.plan.count), [stage], None, {}).step
     basis = stage.stream.fingerprint()

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+from thinwire.catalog import listed
 from thinwire.config import RunConfig
-from thinwire.configfile import CONFIG_FILE, LOCAL, RESHAPING, flatten, from_toml, load, near, read, shared_hash, to_toml
+from thinwire.configfile import CONFIG_FILE, LOCAL, RESHAPING, flatten, from_toml, load, read, shared_hash, to_toml
 from thinwire.limits import check
+from thinwire.mistakes import meant, refuse_expanded
 from thinwire.model.cut import cut_layers
 from thinwire.trackers.registry import TRACKERS, check_names
 
@@ -132,9 +134,11 @@ def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> Run
 
     base = dataclasses.replace(base, codec=chosen_codec(base.codec, words.get("codec.name")))
     refuse_unknown(words, base)
+    refuse_expanded(argv, {"config", "run", *flatten(base)})
     kind = words_of(type(base.codec))
     default = kind(**{entry.name: getattr(base, entry.name) for entry in fields(RunConfig)})
     description = "Train a model. Every field of the config can be overridden; --codec.name NAME --help lists that codec's options."
+    description += "".join(f"\n\n{word}: {names}." for word, names in listed().items())
     given = tyro.cli(kind, prog="thinwire train", description=description, args=argv, default=default, use_underscores=True)
     return RunConfig(**{entry.name: getattr(given, entry.name) for entry in fields(RunConfig)})
 
@@ -187,9 +191,21 @@ def refuse_unknown(words: dict[str, str | None], base: RunConfig) -> None:
     for word in words:
         if word.startswith("codec.") and word not in known:
             options = ", ".join(entry.name for entry in fields(base.codec))
-            raise ValueError(f"--{word}: the codec {base.codec.name!r} has no option {word.removeprefix('codec.')!r}; it has {options}")
+            raise ValueError(
+                f"--{word}: the codec {base.codec.name!r} has no option {word.removeprefix('codec.')!r}; it has {options}{others(word)}"
+            )
         if word not in known:
-            raise ValueError(f"unknown word --{word}; thinwire train --help lists all words; {near(word, known, '--')}")
+            hint = others(word) if word not in {name.rpartition(".")[2] for name in known} else ""
+            raise ValueError(f"unknown word --{word}; thinwire train --help lists all words; {meant(word, known)}{hint}")
+
+
+def others(word: str) -> str:
+    """Say which codecs have an option of this name, if any."""
+    from thinwire.codecs import registry  # not at the top: it imports torch
+
+    option = word.removeprefix("codec.")
+    having = [name for name in registry.BUILT_IN if option in {entry.name for entry in fields(registry.find(name).Options)}]
+    return f"; --codec.{option} is an option of {', '.join(having)}: choose one with --codec.name" if having else ""
 
 
 def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConfig]:

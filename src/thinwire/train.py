@@ -24,6 +24,7 @@ from thinwire.configfile import CONFIG_FILE, to_toml
 from thinwire.data.open import Data, open_data
 from thinwire.evaluate import validation_batch
 from thinwire.files import write_atomic
+from thinwire.last import settle_last
 from thinwire.link.message import FLAG, optional
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 from thinwire.pipeline import forms
@@ -116,6 +117,8 @@ class Trainer:
         indices = [stage.plan.index for stage in pipeline.stages]
         self.saver = checkpoint.Saver(folder, indices, self.facts, alone=config.replicas.count == 1)
         self.confirmed, self.offered = confirmed, -1
+        self.kept: tuple[int, ...] = ()
+        """Steps whose checkpoints were last said to stay."""
         if earlier is not None:
             earlier.close()  # what it has taken is on the disk before anyone votes
         self.problem: str | None = None
@@ -206,6 +209,7 @@ class Trainer:
         summary = self.summary(loss, val_loss)
         if self.first and self.pipeline.replica == 0:
             write_atomic(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
+        settle_last(self)
         return summary
 
     def step(self) -> tuple[dict[str, float], bool]:
@@ -356,20 +360,23 @@ class Trainer:
         self.doing = before
 
     def keep(self, outcome: Outcome) -> None:
-        """Delete checkpoints older than one that everyone and every keeper of a copy has, offer the next, and say what went wrong.
+        """Keep the newest two checkpoints that everyone has, and those that copies are of; offer the next copy; say what went wrong.
 
         All stages decide by the same outcome: on a slow line a copy may take longer than the time between checkpoints, and copies of
-        different steps would be worth nothing. What comes meanwhile goes again, but for the newest two.
+        different steps would be worth nothing. So two more may stay: the newest of which every keeper has a copy, the only one that
+        survives the loss of a machine, and the one whose copies are under way.
         """
         safe, newest = max(outcome.copied, default=-1), max(outcome.saved, default=-1)
         if safe > self.confirmed:
             self.confirmed = safe
-            self.saver.confirm(safe)
             self.pipeline.confirm(safe)
         if newest > self.offered and self.offered in (-1, *outcome.copied):
             self.offered = newest
             self.pipeline.offer(checkpoint.folder_of(self.folder, replace(self.position, step=newest), self.facts).name)
-        self.saver.drop([step for step in sorted(outcome.saved)[:-2] if step > safe and step != self.offered])
+        needed = (*sorted(outcome.saved)[-2:], self.confirmed, self.offered)
+        if outcome.saved and needed != self.kept:
+            self.kept = needed
+            self.saver.confirm(newest, needed)
         problem = self.saver.problem
         if problem != self.problem:
             self.problem = problem

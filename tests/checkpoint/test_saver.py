@@ -93,8 +93,12 @@ def test_a_worker_deletes_only_what_all_have_confirmed(tmp_path):
     assert steps(tmp_path) == [1, 2, 3, 4]
     mine.confirm(3)
     assert steps(tmp_path) == [2, 3, 4]
-    mine.confirm(4)
-    assert steps(tmp_path) == [3, 4]
+    mine.save(pipeline.stages[:1], optimizers[:1], Position(5, 0.0))
+    mine.flush()
+    mine.confirm(4, spare=(2,))  # two: the one that all have, and the one that is spared in place of the one before
+    assert steps(tmp_path) == [2, 4, 5] and mine.written == (4, 5)
+    mine.confirm(5)
+    assert steps(tmp_path) == [4, 5] and mine.written == (5,)
     mine.close()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers import TINY
+from thinwire.catalog import CODEC_GROUP
 from thinwire.codecs import registry
 from thinwire.codecs.base import Codec, Context, LossyOptions
 from thinwire.model.cut import StagePlan
@@ -166,7 +167,7 @@ def test_unknown_codec_is_refused_with_the_choices():
 def test_third_party_codec_is_found_through_its_entry_point(monkeypatch):
     from importlib.metadata import EntryPoint, EntryPoints
 
-    point = EntryPoint("halves", "thinwire.codecs.dense:Dense", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda **chosen: EntryPoints([point]).select(**chosen))
+    point = EntryPoint("halves", "thinwire.codecs.dense:Dense", CODEC_GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **chosen: EntryPoints([point]).select(**chosen))
     assert "halves" in registry.names()
     assert registry.find("halves").__name__ == "Dense"

@@ -228,7 +228,10 @@ def test_without_matplotlib_there_is_still_a_table(config, capsys, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     compare(config, "dense", "--links")
-    assert "no plots: matplotlib is not installed; pip install 'thinwire[plot]', then: thinwire compare dense" in capsys.readouterr().out
+    assert (
+        "no plots: matplotlib is not installed; in the checkout: pip install -c constraints.txt -e '.[plot]', then: thinwire compare dense"
+        in capsys.readouterr().out
+    )
     assert Path("docs/scoreboard/screen.md").exists() and not Path("docs/scoreboard/plots").exists()
 
 

@@ -126,5 +126,5 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ValueError, match=r'pip install "thinwire\[hf\]"'):
+    with pytest.raises(ValueError, match=r"pip install -c constraints.txt -e '.\[hf\]'"):
         open_hub("hf:name", "text")

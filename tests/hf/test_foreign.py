@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hf.support import bring_in, export, our_logits, some_ids, train_run
 from thinwire import cli
 
 NORM, INDEX = "model.norm.weight", "model.safetensors.index.json"
@@ -47,6 +49,19 @@ def remove(*names: str) -> Callable[[Path], None]:
 def truncate(folder: Path) -> None:
     path = sorted(folder.glob("model-*.safetensors"))[1]
     path.write_bytes(path.read_bytes()[:-10])
+
+
+def with_value(value: float) -> torch.Tensor:
+    """Return weights of the last norm, one of them with this value."""
+    return torch.ones(32).index_fill(0, torch.tensor([3]), value)
+
+
+def as_pipe(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
 
 
 def pickle_weights(folder: Path) -> None:
@@ -97,7 +112,18 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "shape": (change_tensors(**{"model/norm/weight": torch.ones(31)}), r"model.norm.weight has the shape \(31,\), .* calls for \(32,\)"),
     "integers": (change_tensors(**{"model/norm/weight": torch.ones(32, dtype=torch.int8)}), "model.norm.weight is I8; weights must be F32"),
     "bias": (one_bias, "model.layers.2.self_attn.q_proj.bias is not zero"),
-    "tied but with a head": (change_json("config.json", tie_word_embeddings=True), "holds lm_head.weight, which a Llama with this"),
+    "tied but with another head": (
+        change_json("config.json", tie_word_embeddings=True),
+        'lm_head.weight is another matrix than model.embed_tokens.weight.*write "tie_word_embeddings": false into config.json',
+    ),
+    "looks ahead": (change_json("config.json", is_causal=False), "is_causal is False, our decoder has True"),
+    "not a number": (
+        change_tensors(**{"model/norm/weight": with_value(float("nan"))}),
+        r"model.norm.weight\[3\] is NaN or infinite, 1 such",
+    ),
+    "infinite": (change_tensors(**{"model/norm/weight": with_value(-float("inf"))}), r"model.norm.weight\[3\] is NaN or infinite"),
+    "infinite in half": (change_tensors(**{"model/norm/weight": with_value(1e5).half()}), r"model.norm.weight\[3\] is NaN or infinite"),
+    "a pipe for a file": (as_pipe("config.json"), "config.json is not a regular file"),
 }
 
 
@@ -134,3 +160,23 @@ def test_a_missing_file_and_no_folder(settings_file, folder, tmp_path, capsys):
     assert "none is not a folder" in capsys.readouterr().err
     assert cli.main(["import", "--run", "x", str(folder)]) == 2
     assert "the first word after `thinwire import` is the folder" in capsys.readouterr().err
+
+
+def test_attention_dropout_that_is_not_taken_over_is_told(settings_file, folder, tmp_path, capsys):
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "thinwire.json").unlink()
+    change_json("config.json", attention_dropout=0.25)(other)
+    assert cli.main(["import", str(other), "--run", str(tmp_path / "run"), "--config", settings_file]) == 0
+    assert "attention_dropout 0.25 of config.json is not taken over" in capsys.readouterr().out
+    assert cli.main(["import", str(folder), "--run", str(tmp_path / "plain"), "--config", settings_file]) == 0
+    assert "is not taken over" not in capsys.readouterr().out
+
+
+def test_a_head_that_repeats_the_tied_embedding_is_accepted(config, tmp_path):
+    run = train_run(config, tmp_path / "run", "--codec.name", "dense", "--model.tied_head")
+    plain = export(run, tmp_path / "plain")
+    (plain / "thinwire.json").unlink()
+    repeated = shutil.copytree(plain, tmp_path / "repeated")
+    tensors = load_file(plain / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, repeated / "model.safetensors")
+    assert torch.equal(our_logits(bring_in(config, repeated, tmp_path / "again"), some_ids()), our_logits(run, some_ids()))

@@ -73,7 +73,10 @@ def test_without_matplotlib_the_rest_is_printed(seen, capsys, monkeypatch, tmp_p
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run("--memory.budget", BUDGET, "--picture", str(tmp_path / "a.png")) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "no picture: matplotlib is not installed; pip install 'thinwire[plot]'" in printed and "Time line" in printed
+    assert (
+        "no picture: matplotlib is not installed; in the checkout: pip install -c constraints.txt -e '.[plot]'" in printed
+        and "Time line" in printed
+    )
     assert not list(tmp_path.iterdir())
 
 

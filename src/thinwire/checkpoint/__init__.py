@@ -2,8 +2,8 @@
 
 from thinwire.checkpoint.hashes import combined_sha256, file_sha256, tensor_hashes, weights_sha256
 from thinwire.checkpoint.layout import Position, available, common, complete, folder_of, newest, parts_of, step_of, steps
-from thinwire.checkpoint.manifest import FORMAT, encode, facts, read_manifest
-from thinwire.checkpoint.reading import load
+from thinwire.checkpoint.manifest import FORMAT, encode, facts, home_of, read_manifest
+from thinwire.checkpoint.reading import load, refuse_mixed
 from thinwire.checkpoint.saver import Saver
 from thinwire.checkpoint.writing import prune, save, save_stage
 
@@ -19,11 +19,13 @@ __all__ = [
     "facts",
     "file_sha256",
     "folder_of",
+    "home_of",
     "load",
     "newest",
     "parts_of",
     "prune",
     "read_manifest",
+    "refuse_mixed",
     "save",
     "save_stage",
     "step_of",

@@ -5,7 +5,9 @@
 
 A shape is where the model is cut and how many microbatches it is fed; another one changes the last bits. So each stretch of a run in one
 shape has folders of its own, named by its past: parts in one folder always belong together, and writing in a new shape never touches
-a checkpoint of the old one. Each machine of a run keeps only its own stages' parts.
+a checkpoint of the old one. Each machine of a run keeps only its own stages' parts there, and its neighbours' copies beside:
+
+    copies/step-000200/stage-1.safetensors, stage-1.json                 read by whoever uses the model, never counted as this run's own
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.checkpoint.hashes import file_sha256
-from thinwire.checkpoint.manifest import is_part_of, shape_of, tensors_path, whole
+from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, shape_of, tensors_path, whole
 from thinwire.model.cut import StagePlan
 
 STEP_NAME = re.compile(r"step-(\d{6,})((?:-\d+-[0-9a-f]{8})?)")
@@ -68,28 +70,32 @@ def step_of(folder: Path) -> int:
     return age(folder)[0]
 
 
-def parts_of(folder: Path) -> list[dict[str, Any]] | None:
-    """Return the manifests of all parts of a checkpoint if all are here and whole, in whatever shape."""
-    indices = [int(match[1]) for path in folder.glob("stage-*.json") if (match := PART_NAME.fullmatch(path.name))]
-    found = [manifest for index in sorted(indices) if (manifest := whole(folder, index)) is not None]
+def parts_of(folder: Path, *, copies: bool = False) -> list[dict[str, Any]] | None:
+    """Return the manifests of all parts of a checkpoint if all are here and whole, in whatever shape; with `copies` a neighbour's count."""
+    homes = (folder, copies_of(folder)) if copies else (folder,)
+    paths = (path for home in homes for path in home.glob("stage-*.json"))
+    indices = {int(match[1]) for path in paths if (match := PART_NAME.fullmatch(path.name))}
+    where = {index: home_of(folder, index) if copies else folder for index in sorted(indices)}
+    found = [manifest for index, home in where.items() if (manifest := whole(home, index)) is not None]
     return found if found and len(found) == found[0]["stages"] and found[-1]["stage"] == len(found) - 1 else None
 
 
 def complete(run: Path) -> list[Path]:
-    """List the checkpoints of which all parts are here, oldest first."""
-    return [folder for folder in steps(run) if parts_of(folder) is not None]
+    """List the checkpoints of which all parts are here, as this run's own or as copies of its neighbours', oldest first."""
+    return [folder for folder in steps(run) if parts_of(folder, copies=True) is not None]
 
 
-def available(run: Path, plans: Sequence[StagePlan], *, verify: bool = False) -> list[str]:
+def available(run: Path, plans: Sequence[StagePlan], *, verify: bool = False, copies: bool = False) -> list[str]:
     """Name the checkpoints that some stages can be loaded from here: their own parts, or all parts of another shape.
 
-    With `verify` the tensors' bytes are hashed too, so that a damaged one is passed over.
+    With `copies` those that are kept for neighbours count too: to use a model, not to vote on how to go on. With `verify` the tensors'
+    bytes are hashed too, so that a damaged one is passed over.
     """
     names = []
     for folder in steps(run):
-        own = [whole(folder, plan.index) for plan in plans]
+        own = [whole(home_of(folder, plan.index) if copies else folder, plan.index) for plan in plans]
         fitting = [part for part, plan in zip(own, plans, strict=True) if part is not None and is_part_of(part, plan)]
-        needed = fitting if len(fitting) == len(plans) else parts_of(folder)
+        needed = fitting if len(fitting) == len(plans) else parts_of(folder, copies=copies)
         if needed is not None and (not verify or all(is_undamaged(folder, manifest) for manifest in needed)):
             names.append(folder.name)
     return names
@@ -113,4 +119,11 @@ def common(run: Path, lists: Iterable[Iterable[str]], count: int) -> Path:
 
 def newest(run: Path, count: int) -> Path:
     """Return the newest checkpoint of which all parts are here; a message names the `count` stages that are wanted."""
+    if (folders := steps(run)) and not complete(run):
+        have = sorted(index for index in range(count) if whole(home_of(folders[-1], index), index) is not None)
+        missing = ", ".join(str(index) for index in range(count) if index not in have)
+        raise ValueError(
+            f"{run} holds no complete checkpoint of {count} stages: {folders[-1]} lacks stages {missing}; copy their files stage-N.* from "
+            "the same folder on the machines that ran them, or give the folder of a run that has all of them"
+        )
     return common(run, [[folder.name for folder in complete(run)]], count)

@@ -50,6 +50,17 @@ def manifest_path(folder: Path, index: int) -> Path:
     return folder / f"stage-{index}.json"
 
 
+def copies_of(folder: Path) -> Path:
+    """Return where a run keeps its neighbours' copies of a checkpoint."""
+    return folder.parent.parent / "copies" / folder.name
+
+
+def home_of(folder: Path, index: int) -> Path:
+    """Return the folder in which a stage's part of a checkpoint stands: its own, or that of the neighbours' copies in the same run."""
+    copies = copies_of(folder)
+    return copies if not manifest_path(folder, index).exists() and manifest_path(copies, index).exists() else folder
+
+
 def encode(manifest: dict[str, Any]) -> bytes:
     """Write a manifest with its checksum."""
     body = {name: value for name, value in manifest.items() if name != "checksum"}

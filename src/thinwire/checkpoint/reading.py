@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thinwire.checkpoint.fitting import refuse_misfit, refuse_state
 from thinwire.checkpoint.layout import Position, is_undamaged
-from thinwire.checkpoint.manifest import is_part_of, manifest_path, read_manifest, shape_of, tensors_path
+from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, manifest_path, read_manifest, shape_of, tensors_path
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 
@@ -39,10 +39,16 @@ def load(
 
     `exchange` is given what the stages kept of their exchange with other replicas.
     """
-    own = [read_manifest(folder, stage.plan.index, facts) for stage in stages if manifest_path(folder, stage.plan.index).exists()]
+    homes = [home_of(folder, stage.plan.index) for stage in stages]
+    own = [
+        read_manifest(home, stage.plan.index, facts)
+        for home, stage in zip(homes, stages, strict=True)
+        if manifest_path(home, stage.plan.index).exists()
+    ]
     same = len(own) == len(stages) and all(is_part_of(part, stage.plan) for part, stage in zip(own, stages, strict=True))
     manifests = own if same else all_manifests(folder, facts)
-    parts = [read_part(folder, manifest) for manifest in manifests]
+    refuse_mixed(folder, manifests)
+    parts = [read_part(home_of(folder, manifest["stage"]), manifest) for manifest in manifests]
     exchanged = taken_out(parts, EXCHANGE)
     if exchanged and not same:
         raise ValueError(
@@ -75,21 +81,25 @@ def load(
 
 def all_manifests(folder: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Read the manifests of all parts of a checkpoint of another shape."""
-    there = sorted(int(path.stem.removeprefix("stage-")) for path in folder.glob("stage-*.json") if path.stem[6:].isdigit())
+    paths = [path for home in (folder, copies_of(folder)) for path in home.glob("stage-*.json") if path.stem[6:].isdigit()]
+    there = sorted({int(path.stem.removeprefix("stage-")) for path in paths})
     if not there:
         raise ValueError(f"{folder} holds no part of a checkpoint; check --run, or copy the parts there")
-    count = read_manifest(folder, there[0], facts)["stages"]
+    count = read_manifest(home_of(folder, there[0]), there[0], facts)["stages"]
     missing = sorted(set(range(count)) - set(there))
     if missing:
         raise ValueError(
             f"{folder} is of another shape, {count} stages, and lacks the parts of stages {', '.join(map(str, missing))}; another shape "
             "needs all of them: copy them here, or resume in the shape that it has"
         )
-    manifests = [read_manifest(folder, index, facts) for index in range(count)]
-    for name in ("step", "stages", "basis_version", "before"):
+    return [read_manifest(home_of(folder, index), index, facts) for index in range(count)]
+
+
+def refuse_mixed(folder: Path, manifests: list[dict[str, Any]]) -> None:
+    """Refuse parts that do not belong together."""
+    for name in ("step", "stages", "basis_version", "before", "config", "data"):
         if len({manifest.get(name) for manifest in manifests}) > 1:
             raise ValueError(f"the parts of {folder} differ in {name}; copy the parts of one run together")
-    return manifests
 
 
 def read_part(folder: Path, manifest: dict[str, Any]) -> Tensors:

@@ -8,7 +8,7 @@ tries again. Nothing is deleted before `confirm` has said that every worker has 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.checkpoint.layout import Position, folder_of
-from thinwire.checkpoint.writing import Part, part_of, prune, remove_parts, write_parts
+from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 
@@ -105,22 +105,17 @@ class Saver:
         with self._state:
             return folder_of(self.run, Position(step, 0.0, self._before), self.facts)
 
-    def confirm(self, step: int) -> None:
-        """Note that every worker has a checkpoint of this step or a newer one on its disk: delete this process's older parts."""
+    def confirm(self, step: int, spare: Collection[int] = ()) -> None:
+        """Note that every worker has a checkpoint of this step on its disk: delete this process's parts that are older.
+
+        Those of the steps in `spare` stay, or else one before it, should a disk damage it.
+        """
         if self.newest is None or self.newest < step:
             return  # not even ours is there: nothing is safe to delete
         with self._state:
-            self._written = [each for each in self._written if each >= step]
+            self._written = [each for each in self._written if each >= step or each in spare]
         with suppress(OSError):  # what stays too long does no harm; a disk that fails shows when the next one is written
-            prune(self.run, self.indices, self.place(step))
-
-    def drop(self, needless: Sequence[int]) -> None:
-        """Delete this process's parts of steps that nobody will go back to."""
-        with self._state:
-            self._written = [step for step in self._written if step not in needless]
-        for step in needless:
-            with suppress(OSError):
-                remove_parts(self.place(step), self.indices)
+            prune(self.run, self.indices, self.place(step), spare)
 
     def flush(self) -> None:
         """Wait until nothing waits or is being written; raise ValueError if the last snapshot was not written."""

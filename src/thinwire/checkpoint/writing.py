@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,10 +164,11 @@ def remove_parts(folder: Path, indices: Sequence[int | None]) -> None:
         folder.rmdir()
 
 
-def prune(run: Path, indices: Sequence[int], newest: Path) -> None:
-    """Delete these stages' parts of checkpoints that are older than the newest `KEEP` up to one that all workers have.
+def prune(run: Path, indices: Sequence[int], newest: Path, spare: Collection[int] = ()) -> None:
+    """Delete these stages' parts of checkpoints that are older than one that all workers have.
 
-    Folders of another shape have no owner any more: all their parts go.
+    Those of the steps in `spare` stay, and of others as many as it takes to have `KEEP`. Folders of another shape have no owner any more:
+    all their parts go.
     """
 
     def is_ours(folder: Path) -> bool:
@@ -177,7 +178,12 @@ def prune(run: Path, indices: Sequence[int], newest: Path) -> None:
         return all(whole(folder, index) for index in indices) if is_ours(folder) else parts_of(folder) is not None
 
     candidates = [folder for folder in steps(run) if step_of(folder) <= step_of(newest)]
-    kept = [folder for folder in candidates if is_whole(folder)][-KEEP:]
+    good = [folder for folder in candidates if is_whole(folder)]
+    if not good:
+        return
+    kept = [folder for folder in good if folder == good[-1] or step_of(folder) in spare]
+    others = [folder for folder in good if folder not in kept]
+    kept += others[len(others) - max(0, KEEP - len(kept)) :]
     for folder in candidates:
-        if kept and age(folder) < age(kept[0]):
+        if folder not in kept and (folder in good or age(folder) < min(map(age, kept))):
             remove_parts(folder, indices if is_ours(folder) else [None])

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import import_module
-from importlib.metadata import entry_points
 
 import torch
 
+from thinwire.catalog import CODECS as BUILT_IN
+from thinwire.catalog import codec_names as names
+from thinwire.catalog import third_party_codecs
 from thinwire.codecs.base import Codec, LossyOptions, Options
 from thinwire.codecs.chain import Chain
 from thinwire.codecs.partly import Partly
 from thinwire.codecs.quantize import Quantize, QuantizeOptions
 from thinwire.config import ModelConfig
-
-BUILT_IN = {
-    "dense": "thinwire.codecs.dense:Dense",
-    "subspace": "thinwire.codecs.subspace:Subspace",
-    "anchored": "thinwire.codecs.anchored:Anchored",
-    "quantize": "thinwire.codecs.quantize:Quantize",
-    "topk": "thinwire.codecs.sparsify:TopK",
-    "randomk": "thinwire.codecs.sparsify:RandomK",
-    "threshold": "thinwire.codecs.threshold:Threshold",
-    "autoencoder": "thinwire.codecs.autoencoder:Autoencoder",
-    "bottleneck": "thinwire.codecs.bottleneck:Bottleneck",
-    "hadamard": "thinwire.codecs.hadamard:Hadamard",
-    "lossless": "thinwire.codecs.lossless:Lossless",
-    "lowrank": "thinwire.codecs.lowrank:LowRank",
-}
-GROUP = "thinwire.codecs"
-
-
-def names() -> list[str]:
-    """List every codec that can be named in a config."""
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
 def find(name: str) -> type[Codec]:
@@ -41,7 +22,7 @@ def find(name: str) -> type[Codec]:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return getattr(import_module(module), attribute)
-    for point in entry_points(group=GROUP, name=name):
+    for point in third_party_codecs().select(name=name):
         return point.load()
     raise ValueError(f"unknown codec {name!r}; choose one of {', '.join(names())}")
 

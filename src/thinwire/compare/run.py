@@ -196,7 +196,9 @@ def run(command: CompareCommand) -> None:
         draw(board, command.links, plots)
         drawn = f"plots: {plots}"
     except ModuleNotFoundError as error:
-        drawn = f"no plots: {error.name} is not installed; pip install 'thinwire[plot]', then: {command.line}"
+        drawn = (
+            f"no plots: {error.name} is not installed; in the checkout: pip install -c constraints.txt -e '.[plot]', then: {command.line}"
+        )
     pictures = [] if subject.page else boards.pictures(command.out, command.name)
     text = markdown(board, facts, comparison.checks(board), style)
     write_atomic(path, "\n".join([text, *(f"{picture}\n" for picture in pictures)]).encode())

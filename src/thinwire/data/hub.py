@@ -71,7 +71,9 @@ def open_hub(source: str, column: str) -> HubSource:
     try:
         version = importlib.metadata.version("datasets")
     except importlib.metadata.PackageNotFoundError as error:
-        raise ValueError(f'data.source {source!r} needs the package datasets: pip install "thinwire[hf]"') from error
+        raise ValueError(
+            f"data.source {source!r} needs the package datasets; in the checkout: pip install -c constraints.txt -e '.[hf]'"
+        ) from error
     path, config = parse_name(source)
     facts = [path, config, column, version, local_files(path)]
     return HubSource(source, path, config, column, hashlib.sha256(json.dumps(facts).encode()).hexdigest())

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from thinwire.hf.checkpointed import Checkpointed
+from thinwire.hf.links import is_inside
 from thinwire.hf.measure import Losses
 from thinwire.hf.tokenizer import KEPT_FOLDER
 
+SUMMARY = "summary.json"
 HEAD = """---
 library_name: {library}
 pipeline_tag: text-generation
@@ -65,7 +67,7 @@ def exactness(source: Checkpointed) -> str:
 def read_summary(run: Path) -> dict[str, Any]:
     """Return the run's figures, none where it has not finished."""
     try:
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8")) if is_inside(run, run / SUMMARY) else None
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}

@@ -15,7 +15,7 @@ from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE
 from thinwire.hf.shards import Stored, list_tensors
 from thinwire.model.stages import Stage
-from thinwire.saved import read_settings
+from thinwire.saved import newest_whole, read_settings
 
 OPTIMIZER = "optimizer/"
 
@@ -65,14 +65,13 @@ def open_checkpoint(run: Path, step: int | None = None) -> Checkpointed:
         raise ValueError(
             f"{run} has no complete checkpoint of step {step}; it has {', '.join(map(str, there)) or 'none'}: choose one of them"
         )
-    folder = checkpoint.newest(run, config.pipeline.stages) if step is None else there[step]
-    manifests = checkpoint.parts_of(folder)
+    folder = newest_whole(run, config.pipeline.stages) if step is None else there[step]
+    manifests = checkpoint.parts_of(folder, copies=True)
     assert manifests is not None, "a complete checkpoint has all its parts"
-    if len({manifest.get("basis_version") for manifest in manifests}) > 1:
-        raise ValueError(f"the parts of {folder} are in different bases; choose the checkpoint before it with --step")
+    checkpoint.refuse_mixed(folder, manifests)
     parts = []
     for index, manifest in enumerate(manifests):
-        path = folder / f"stage-{index}.safetensors"
+        path = checkpoint.home_of(folder, index) / f"stage-{index}.safetensors"
         if checkpoint.file_sha256(path) != manifest["sha256"]:
             raise ValueError(f"{path} does not match the sha256 in its manifest: it is damaged; choose an older checkpoint with --step")
         tensors = list_tensors(path, "choose an older checkpoint with --step")

@@ -15,6 +15,8 @@ CONTENTS = "thinwire.json"
 """Where an exported folder came from, and the sha256 of every other file in it."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+NEEDED = {"hidden_act": "silu", "is_causal": True, "partial_rotary_factor": 1, "quantization_config": None}
+"""What our decoder is, in the words of `config.json`; a word that is absent or null there means the same."""
 LIMITS = "it can hold plain Llama models alone: choose another folder, or convert this one"
 
 
@@ -94,9 +96,20 @@ def refuse_others(table: dict[str, Any], where: Path) -> None:
         raise ValueError(
             f"{where}: the architecture is {table.get('model_type')!r} {architectures}; a run imports 'llama' ['LlamaForCausalLM'] alone"
         )
-    for name, allowed in (("hidden_act", "silu"), ("partial_rotary_factor", 1), ("quantization_config", None)):
+    for name, allowed in NEEDED.items():
         if table.get(name, allowed) not in (allowed, None):
             raise ValueError(f"{where}: {name} is {table[name]!r}, our decoder has {allowed!r}; {LIMITS}")
+
+
+def untaken(table: dict[str, Any]) -> list[str]:
+    """Say which settings of the folder concern training alone and are not taken over."""
+    rate = table.get("attention_dropout")
+    if not rate:
+        return []
+    return [
+        f"note: attention_dropout {rate} of {CONFIG_JSON} is not taken over: our attention drops none of its weights, so the run trains "
+        "without it. The network is the same; to train with dropout inside each branch instead, add --model.dropout RATE"
+    ]
 
 
 def rotary_base(table: dict[str, Any], where: Path) -> float:

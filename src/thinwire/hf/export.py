@@ -6,7 +6,6 @@ job; weights are made and written a few rows at a time. OUT appears whole or not
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,11 +19,12 @@ from thinwire.hf.card import write_card
 from thinwire.hf.checkpointed import Checkpointed, open_checkpoint
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, to_json
 from thinwire.hf.folders import new_folder, refuse_existing
+from thinwire.hf.links import copy_file
 from thinwire.hf.measure import measure_run
 from thinwire.hf.plain import pieces, why_no_llama
 from thinwire.hf.shards import parse_size, write_file, write_shards
 from thinwire.hf.tokenizer import kept_description, kept_dtype, write_json, write_tokenizer
-from thinwire.saved import TOKENIZER_FILE
+from thinwire.saved import TOKENIZER_FILE, is_tokenizer_elsewhere
 
 FORMAT = 1
 
@@ -71,7 +71,9 @@ def export(command: ExportCommand) -> str:
         write_contents(folder, source, reason, hashes)
     kind = "is a plain Hugging Face Llama folder" if reason is None else "is a thinwire folder and not a plain Llama"
     why = f": {reason}; `thinwire eval` and `thinwire generate` read it" if reason else f" in {dtype}".replace("torch.", "")
-    return f"{command.out} {kind}{why}\nstep {source.step}; {losses.describe()}"
+    lacking = f"\nnote: without a tokenizer: it is in the run folder of stage 0; copy {TOKENIZER_FILE} into {command.run} and export again"
+    lacking = lacking if is_tokenizer_elsewhere(command.run) else ""
+    return f"{command.out} {kind}{why}\nstep {source.step}; {losses.describe()}{lacking}"
 
 
 def chosen_dtype(command: ExportCommand, source: Checkpointed) -> torch.dtype:
@@ -95,8 +97,7 @@ def write_llama(folder: Path, source: Checkpointed, dtype: torch.dtype, limit: i
 def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
     """Write a run folder without the state of the optimizer; return the sha256 of the weights."""
     for name in (CONFIG_FILE, TOKENIZER_FILE, "summary.json"):
-        if (source.run / name).is_file():
-            shutil.copyfile(source.run / name, folder / name)
+        copy_file(source.run, name, folder)
     place = Path("checkpoints") / source.folder.name
     (folder / place).mkdir(parents=True)
     hashes = {}

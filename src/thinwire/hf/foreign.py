@@ -6,6 +6,7 @@ Nothing in it is believed and nothing is unpickled: weights are safetensors or r
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -18,10 +19,13 @@ from thinwire.checkpoint import file_sha256
 from thinwire.config import ModelConfig
 from thinwire.configfile import CONFIG_FILE
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, from_json, read_json
+from thinwire.hf.links import has_file
 from thinwire.hf.names import Entry, layout
 from thinwire.hf.shards import CHUNK_BYTES, Stored, list_tensors
+from thinwire.hf.tokenizer import KEPT
 from thinwire.model.stages import Stage
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 AGAIN = "download or export the folder again"
@@ -64,11 +68,13 @@ class Foreign:
 
 
 def open_folder(folder: Path) -> Foreign:
-    """Open a folder and check everything that can be checked without reading the weights, and with `thinwire.json` their sha256."""
+    """Open a folder and check all of it: names, shapes, formats, that weights are numbers, and with `thinwire.json` the sha256."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give the folder of a Hugging Face Llama model, with config.json and safetensors files")
     if (folder / CONFIG_FILE).is_file() and not (folder / CONFIG_JSON).is_file():
         raise ValueError(f"{folder} is a thinwire folder, not a Hugging Face one; go on with: thinwire train --run {folder} --resume")
+    for name in (*KEPT, CONTENTS, INDEX, WEIGHTS):
+        has_file(folder, name)
     model = from_json(read_json(folder / CONFIG_JSON), folder / CONFIG_JSON)
     check_contents(folder)
     foreign = Foreign(folder, model, find_tensors(folder))
@@ -87,7 +93,7 @@ def check_contents(folder: Path) -> None:
     for name, digest in files.items():
         if name == "README.md":  # people add to a card
             continue
-        if not (folder / plain_name(name, path)).is_file():
+        if not has_file(folder, plain_name(name, path)):
             raise ValueError(f"{folder / name} is missing, {CONTENTS} lists it; {AGAIN}")
         if file_sha256(folder / name) != digest:
             raise ValueError(f"{folder / name} does not match its sha256 in {CONTENTS}: it is damaged or was changed; {AGAIN}")
@@ -122,7 +128,7 @@ def indexed(folder: Path) -> dict[str, Stored]:
         raise ValueError(f"{folder / INDEX} has no weight_map; {AGAIN}")
     found: dict[str, Stored] = {}
     for shard in sorted({plain_name(shard, folder / INDEX) for shard in places.values()}):
-        if not (folder / shard).is_file():
+        if not has_file(folder, shard):
             raise ValueError(f"the shard {folder / shard} is missing, {INDEX} names it; {AGAIN}")
         inside = list_tensors(folder / shard, AGAIN)
         for name in sorted(inside.keys() | {name for name, place in places.items() if place == shard}):
@@ -160,14 +166,49 @@ def check_tensors(foreign: Foreign) -> None:
             raise ValueError(
                 f"{found.path}: {name} is not zero, and our decoder has biases on its output matrices alone; choose a model without it"
             )
+    check_others(foreign, expected.keys())
+
+
+def check_others(foreign: Foreign, expected: Set[str]) -> None:
+    """Let go of tensors that say nothing new, refuse those that are unknown, and all that hold something else than numbers."""
     for name in [name for name in foreign.tensors if name.endswith("rotary_emb.inv_freq")]:
         del foreign.tensors[name]  # written by old versions; it follows from rope_theta
-    for name in sorted(foreign.tensors.keys() - expected.keys()):
+    head = foreign.tensors.pop(HEAD, None) if foreign.model.tied_head else None
+    for name in sorted(foreign.tensors.keys() - expected):
         raise ValueError(f"{foreign.tensors[name].path} holds {name}, which a Llama with this {CONFIG_JSON} does not have; {AGAIN}")
+    for tensor in foreign.tensors.values():
+        refuse_not_finite(tensor)
+    if head is not None:
+        refuse_other_head(head, foreign.tensors[EMBEDDING])
+
+
+def refuse_not_finite(tensor: Stored) -> None:
+    """Refuse weights that are not numbers: every loss would be none either."""
+    for start, stop in row_blocks(tensor):
+        bad = (~torch.isfinite(tensor.rows(start, stop))).nonzero()
+        if len(bad):
+            row = ", ".join(map(str, [start + int(bad[0, 0]), *map(int, bad[0, 1:])]))
+            raise ValueError(
+                f"{tensor.path}: {tensor.name}[{row}] is NaN or infinite, {len(bad)} such values in rows {start} to {stop - 1}; the model "
+                f"cannot be trained: {AGAIN}, or take a checkpoint from before it diverged"
+            )
+
+
+def refuse_other_head(head: Stored, embedding: Stored) -> None:
+    """Refuse an output head that stands beside a tied embedding and is not equal to it."""
+    same = head.shape == embedding.shape and all(
+        torch.equal(*(tensor.rows(start, stop).double() for tensor in (head, embedding))) for start, stop in row_blocks(embedding)
+    )
+    if not same:
+        raise ValueError(
+            f"{head.path}: {head.name} is another matrix than {embedding.name}, but {CONFIG_JSON} says tie_word_embeddings true, "
+            f"one matrix for both; to import it with a head of its own, as transformers then load it, write "
+            f'"tie_word_embeddings": false into {CONFIG_JSON}'
+        )
 
 
 def row_blocks(tensor: Stored) -> list[tuple[int, int]]:
     """Cut a matrix into blocks of rows of a few megabytes."""
     count = tensor.shape[0]
-    together = max(1, CHUNK_BYTES // (8 * math.prod(tensor.shape[1:])))
+    together = max(1, CHUNK_BYTES // (8 * max(1, math.prod(tensor.shape[1:]))))
     return [(start, min(start + together, count)) for start in range(0, count, together)]

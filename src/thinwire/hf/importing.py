@@ -11,7 +11,6 @@ max_position_embeddings, even if `--model.context N` trains on shorter sequences
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -24,8 +23,10 @@ from thinwire.configfile import CONFIG_FILE, load, to_toml
 from thinwire.data.open import open_data
 from thinwire.evaluate import validation_batch
 from thinwire.hf.checkpointed import open_checkpoint
+from thinwire.hf.description import CONFIG_JSON, read_json, untaken
 from thinwire.hf.folders import new_folder, refuse_existing
 from thinwire.hf.foreign import Foreign, open_folder
+from thinwire.hf.links import copy_file
 from thinwire.hf.measure import measure
 from thinwire.hf.plain import lean_codec, plans_of, why_no_llama
 from thinwire.hf.project import Projection
@@ -76,6 +77,7 @@ def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = 
     foreign = open_folder(folder)
     config = settings(foreign, run, words)
     fill, said = chosen_fill(foreign, config, project)
+    said = [*untaken(read_json(folder / CONFIG_JSON)), *said]
     # The copy in the run folder is not there yet.
     here = replace(config.data, tokenizer=str(folder / TOKENIZER_FILE)) if (folder / TOKENIZER_FILE).is_file() else config.data
     data = open_data(here, config.model, config.seed)
@@ -87,11 +89,8 @@ def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = 
     with new_folder(run, "the run folder") as made:
         (made / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
         keep(folder, made, foreign.dtype)
-        if data.tokenizer_json is not None:
-            if (folder / TOKENIZER_FILE).is_file():
-                shutil.copyfile(folder / TOKENIZER_FILE, made / TOKENIZER_FILE)
-            else:
-                (made / TOKENIZER_FILE).write_text(data.tokenizer_json, encoding="utf-8")
+        if data.tokenizer_json is not None and not copy_file(folder, TOKENIZER_FILE, made):
+            (made / TOKENIZER_FILE).write_text(data.tokenizer_json, encoding="utf-8")
         save(made, config, fill, data.fingerprint)
         losses = measure(config, windows_NT1, open_checkpoint(made).fill, step=0, plain=True)
         said.append(("after projection: " if project else "") + losses.describe("the boundaries of the run"))

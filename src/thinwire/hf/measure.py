@@ -12,7 +12,7 @@ from thinwire.config import RunConfig
 from thinwire.data.open import open_data
 from thinwire.evaluate import validation_batch
 from thinwire.pipeline import staged
-from thinwire.saved import TOKENIZER_FILE
+from thinwire.saved import TOKENIZER_FILE, refuse_other_tokenizer
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Losses:
 def validation_windows(config: RunConfig, run: Path, sequences: int) -> Tensor:
     """Return validation sequences of the run's own source, read through the tokenizer in its folder."""
     data = config.data
+    refuse_other_tokenizer(run, data)
     if (run / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=str(run / TOKENIZER_FILE))
     microbatch = config.microbatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from thinwire.data.tokenize import end_token, load_tokenizer
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, TOKENS, read_json
+from thinwire.hf.links import copy_file, has_file
 from thinwire.saved import TOKENIZER_FILE
 
 KEPT_FOLDER = "imported"
@@ -25,38 +25,35 @@ def keep(folder: Path, run: Path, dtype: torch.dtype) -> None:
     kept = run / KEPT_FOLDER
     kept.mkdir()
     for name in KEPT:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, kept / name)
+        copy_file(folder, name, kept)
     write_json(kept / CONTENTS, {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def kept_dtype(run: Path) -> torch.dtype | None:
     """Return the number format of the weights that an imported run started from."""
-    path = run / KEPT_FOLDER / CONTENTS
-    named = read_json(path).get("dtype") if path.is_file() else None
+    name = f"{KEPT_FOLDER}/{CONTENTS}"
+    named = read_json(run / name).get("dtype") if has_file(run, name) else None
     return next((dtype for dtype in DTYPES.values() if str(dtype) == f"torch.{named}"), None)
 
 
 def kept_description(run: Path) -> dict[str, Any] | None:
     """Return the `config.json` that an imported run came with."""
-    path = run / KEPT_FOLDER / CONFIG_JSON
-    return read_json(path) if path.is_file() else None
+    name = f"{KEPT_FOLDER}/{CONFIG_JSON}"
+    return read_json(run / name) if has_file(run, name) else None
 
 
 def write_tokenizer(run: Path, out: Path, context: int) -> dict[str, Any]:
     """Write all files about tokens but `config.json`; return the ids that stand in that."""
-    kept = run / KEPT_FOLDER
-    if (kept / CONFIG_JSON).is_file():
+    table = kept_description(run)
+    if table is not None:
         for name in KEPT:
-            if name != CONFIG_JSON and (kept / name).is_file():
-                shutil.copyfile(kept / name, out / name)
-        table = read_json(kept / CONFIG_JSON)
+            if name != CONFIG_JSON and has_file(run, f"{KEPT_FOLDER}/{name}"):
+                copy_file(run / KEPT_FOLDER, name, out)
         return {name: table.get(name) for name in TOKENS}
-    if not (run / TOKENIZER_FILE).is_file():  # a run on token shards may have none
+    if not copy_file(run, TOKENIZER_FILE, out):  # a run on token shards may have none
         write_json(out / "generation_config.json", {})
         return {}
-    shutil.copyfile(run / TOKENIZER_FILE, out / TOKENIZER_FILE)
-    tokenizer = load_tokenizer(str(run / TOKENIZER_FILE))
+    tokenizer = load_tokenizer(str(out / TOKENIZER_FILE))
     end = end_token(tokenizer)
     special = {} if end is None else {"eos_token": tokenizer.id_to_token(end)}
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, "clean_up_tokenization_spaces": False}

@@ -138,5 +138,6 @@ def picture(profile: Profile, plan: Plan, line: Timeline, budget: int, path: Pat
     try:
         draw(profile, plan, line, budget, path)
     except ModuleNotFoundError as error:
-        return f"no picture: {error.name} is not installed; pip install 'thinwire[plot]', then give the same command again"
+        install = "in the checkout: pip install -c constraints.txt -e '.[plot]'"
+        return f"no picture: {error.name} is not installed; {install}, then give the same command again"
     return f"picture: {path}"

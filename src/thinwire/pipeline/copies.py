@@ -13,6 +13,7 @@ import os
 import re
 import struct
 import threading
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -59,6 +60,10 @@ class Copies:
         """Set once it is known which one that is, or that none is."""
         self._forget_begun(self.own, stage)
         self.wanted: str | None = None
+        self.sent: dict[str, bool] = {}
+        """Checkpoints that this stage is done with sending, and whether all of each is on its way."""
+        self.over: set[tuple[int, str]] = set()
+        """Stage and name of what a neighbour has sent to the end, whether it could be kept or not."""
         self.ended: str | None = None
         """Why nothing comes or goes any more."""
         self.threads = [threading.Thread(target=self._take, args=item, daemon=True) for item in self.links.items()]
@@ -78,6 +83,22 @@ class Copies:
         with self.changed:
             self.wanted = name
             self.changed.notify_all()
+
+    def send(self, name: str) -> bool:
+        """Send a checkpoint to the keeper; return, once the link has all of it or it cannot be sent, whether it has."""
+        if self.keeper is None:
+            return False
+        self.sent.pop(name, None)
+        self.offer(name)
+        with self.changed:
+            self.changed.wait_for(lambda: name in self.sent or self.ended is not None)
+            return self.sent.get(name, False)
+
+    def wait_for_copies(self, name: str, senders: Collection[int]) -> None:
+        """Wait until what neighbours have sent of a checkpoint has come, if this is their keeper."""
+        awaited = {(stage, name) for stage in self.whole if stage in senders}
+        with self.changed:
+            self.changed.wait_for(lambda: awaited <= self.over or self.ended is not None)
 
     def held(self) -> dict[str, list[str]]:
         """List the checkpoints of which the copies are whole, by the number of the neighbour's stage, as JSON has its keys."""
@@ -135,12 +156,17 @@ class Copies:
                 if self.wanted is None or self.ended is not None:
                     return
                 name, self.wanted = self.wanted, None
+            done = False
             try:
                 self._send(self.keeper, self.stage, self.own / name)
+                done = True
             except LinkError:
                 return
             except OSError as error:  # it was deleted, because a newer one is whole everywhere; or the disk fails, which the saver tells
                 LOG.info("no copy of %s was sent: %s", name, error)
+            with self.changed:
+                self.sent[name] = done
+                self.changed.notify_all()
 
     @staticmethod
     def _send(link: Link, stage: int, folder: Path) -> None:
@@ -162,7 +188,9 @@ class Copies:
             while True:
                 frame = link.receive(Channel.BULK)
                 if frame.header.kind is Kind.SNAPSHOT:
-                    self._write(neighbour, bytes(frame.payload))
+                    piece = bytes(frame.payload)
+                    self._write(neighbour, piece)
+                    self._note_end(piece)
         except ProtocolError as error:
             why = str(error)
             link.abort(why)
@@ -219,6 +247,14 @@ class Copies:
             path.unlink(missing_ok=True)
             with suppress(OSError):  # there is something else in it
                 path.parent.rmdir()
+
+    def _note_end(self, piece: bytes) -> None:
+        """Remember that the last piece of a checkpoint has come."""
+        stage, number, length, offset, total = PIECE.unpack_from(piece)
+        if number == len(ENDINGS) - 1 and offset + len(piece) - PIECE.size - length == total:
+            with self.changed:
+                self.over.add((stage, piece[PIECE.size : PIECE.size + length].decode()))
+                self.changed.notify_all()
 
     def _is_full(self, stage: int, folder: Path) -> bool:
         """Tell whether as many other copies of a neighbour are here as there can ever be use for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from thinwire.link.message import ANY, FLAG, TEXT, Form, fields, list_of, number, optional, rule, table_of, text_like, whole
 from thinwire.pipeline.copies import NAME
 
@@ -40,6 +42,12 @@ ABOUT_ROWS = fields({"rows": whole(1, 2**31), "bytes_per_token": optional(number
 FINGERPRINT = fields({"fingerprint": ANY})
 BASIS = fields({"basis": ANY})
 HELD = fields({"checkpoints": CHECKPOINTS})
+ENDING = fields({"saved": STEPS, "copied": FLAG})
+"""Which steps a worker has on its disk when the run has ended, and whether it has the copies of the last one."""
+PIECE, PIECES = 4000, 2000
+"""Characters and number of the pieces that a tokenizer is sent in."""
+TOKENIZER = fields({"tokenizer": list_of(text_like(re.compile(rf"[A-Za-z0-9+/=]{{1,{PIECE}}}"), "base64"), PIECES)})
+"""The run's tokenizer for those who have not read the data; no piece: none, or one that is too long."""
 LAST = fields({"step": whole(0, 2**32 - 1), "outcome": optional(rule("an object", lambda value: isinstance(value, dict)))})
 """The last step that a worker has committed."""
 TRAFFIC = fields({"tokens": COUNT, "forward": COUNT, "backward": COUNT, "ids": COUNT}, others=True)

@@ -106,6 +106,12 @@ class Pipeline:
         """Return one value of every process."""
         return [own]
 
+    keeps_copies = False
+    """Whether neighbours keep copies of each other's checkpoints."""
+
+    def copy_last(self, name: str) -> None:
+        """Have copies made of a checkpoint that all stages have, and wait for them: there is nobody to keep one."""
+
     def held_copies(self) -> dict[str, list[str]]:
         """List the neighbours' checkpoints that are kept here: there are none."""
         return {}

@@ -13,7 +13,7 @@ from thinwire.codecs.base import TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config import ModelConfig, RunConfig
 from thinwire.link.errors import ProtocolError
 from thinwire.link.link import Link
-from thinwire.link.message import ANY, Form, optional, whole
+from thinwire.link.message import ANY, FLAG, Form, optional, whole
 from thinwire.link.probe import probe
 from thinwire.memory.blocks import Profile
 from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
@@ -222,6 +222,16 @@ class WorkerPipeline:
 
     def gather_values(self, own: Any, form: Form = ANY) -> list[Any]:
         return [part["value"] for part in self.gather([{"value": own}], forms.values(form))]
+
+    @property
+    def keeps_copies(self) -> bool:
+        return self.copies is not None
+
+    def copy_last(self, name: str) -> None:
+        assert self.copies is not None
+        sent = self.gather_values(self.copies.send(name), FLAG)
+        of_stages = of_replica(sent, self.replica, self.stages[0].plan.count)
+        self.copies.wait_for_copies(name, [stage for stage, done in enumerate(of_stages) if done])
 
     def held_copies(self) -> dict[str, list[str]]:
         return self.copies.held() if self.copies else {}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from thinwire.catalog import EXCHANGES as METHODS
 from thinwire.config import RunConfig
 from thinwire.optimizer import StageOptimizer
 from thinwire.replicas.peers import Peers
@@ -24,16 +25,6 @@ from thinwire.subspace.drift import carry_over
 
 Named = Mapping[str, Tensor]
 
-METHODS = {
-    "allreduce": "thinwire.replicas.allreduce:AllReduce",
-    "hybrid": "thinwire.replicas.hybrid:Hybrid",
-    "powersgd": "thinwire.replicas.powersgd:PowerSGD",
-    "threshold": "thinwire.replicas.threshold:Threshold",
-    "gravac": "thinwire.replicas.gravac:GraVAC",
-    "powergossip": "thinwire.replicas.powergossip:PowerGossip",
-    "local": "thinwire.replicas.local:Local",
-    "ist": "thinwire.replicas.ist:IndependentSubnets",
-}
 FORM = "NAME[:WORD=VALUE,...], such as powersgd:rank=4"
 
 

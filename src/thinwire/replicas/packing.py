@@ -180,8 +180,8 @@ def _import_zfpy(rate: int) -> Any:
         return import_module("zfpy")
     except ImportError as error:
         raise ValueError(
-            f"zfp{rate} needs the package zfpy, which cannot be imported ({error}); install it with: pip install 'thinwire[zfp]', "
-            "in a checkout: pip install -c constraints.txt -e '.[zfp]'"
+            f"zfp{rate} needs the package zfpy, which cannot be imported ({error}); install it, in the checkout, "
+            "with: pip install -c constraints.txt -e '.[zfp]'"
         ) from error
 
 

@@ -47,6 +47,6 @@ def load(name: str) -> type:
         return getattr(importlib.import_module(f"thinwire.trackers.{name}"), kind)
     except ImportError as error:
         raise ValueError(
-            f"--track {name} needs the package {name}, which cannot be imported ({error}); install it with: "
-            f"pip install 'thinwire[{extra}]', in a checkout: pip install -c constraints.txt -e '.[{extra}]'"
+            f"--track {name} needs the package {name}, which cannot be imported ({error}); install it, in the "
+            f"checkout, with: pip install -c constraints.txt -e '.[{extra}]'"
         ) from error
