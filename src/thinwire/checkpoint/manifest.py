@@ -17,6 +17,7 @@ from thinwire.config import RunConfig
 from thinwire.configfile import RESHAPING, shared_settings
 from thinwire.files import read_small
 from thinwire.model.cut import StagePlan, cut_layers
+from thinwire.shown import shown
 
 FORMAT = 2
 OLD_FORMAT = 1
@@ -85,7 +86,8 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
         raise ValueError(f"{path} cannot be read ({error}); delete {folder} and resume from the checkpoint before it") from None
     if manifest.get("format") not in (OLD_FORMAT, FORMAT):
         raise ValueError(
-            f"{path} has format {manifest.get('format')!r}, this version reads {OLD_FORMAT} and {FORMAT}; use the thinwire that wrote it"
+            f"{path} has format {shown(repr(manifest.get('format')), 60)}, this version reads {OLD_FORMAT} and {FORMAT}; "
+            "use the thinwire that wrote it"
         )
     expected = {"stage": index} | {name: value for name, value in facts.items() if name not in FREE}
     if manifest["format"] == OLD_FORMAT:
@@ -93,7 +95,8 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
     for name, value in expected.items():
         if manifest.get(name) != value:
             raise ValueError(
-                f"{path} has {name} {manifest.get(name)!r}, this run has {value!r}; resume with the settings and data of that run"
+                f"{path} has {name} {shown(repr(manifest.get(name)), 100)}, this run has {value!r}; "
+                "resume with the settings and data of that run"
             )
     return manifest
 
