@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
-NAMES = ("hello", "votes", "outcomes", "facts", "rosters", "copies", "configs", "places", "questions", "frames")
+NAMES = ("hello", "votes", "outcomes", "facts", "manifests", "rosters", "copies", "configs", "places", "questions", "frames")
 
 
 @pytest.mark.timeout(600)

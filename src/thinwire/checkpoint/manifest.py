@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from thinwire.checkpoint.fields import check_fields
+from thinwire.checkpoint.fields import check_fields, is_flat
 from thinwire.config import RunConfig
 from thinwire.configfile import RESHAPING, shared_settings
 from thinwire.files import read_small
@@ -64,11 +64,14 @@ def decode(data: bytes) -> dict[str, Any]:
         raise ValueError(f"it has {len(data)} bytes, a manifest has at most {LONGEST}")
     try:
         manifest = json.loads(data)
-        again = encode(manifest) if isinstance(manifest, dict) else b""
+        # Deep ones are refused before they are written again: that takes time for every value times every level above it.
+        again = encode(manifest) if isinstance(manifest, dict) and is_flat(manifest) else b""
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(manifest, dict):
         raise ValueError("it is not a table")
+    if not is_flat(manifest):
+        raise ValueError("it is nested too deeply")
     old = manifest.get("format") == OLD_FORMAT and "checksum" not in manifest
     if not old and again != data:
         raise ValueError("it does not match its checksum")
