@@ -57,6 +57,8 @@ class Target:
     """The errors that it declares."""
     text: bool = True
     """Whether inputs are JSON or TOML."""
+    foreign: bool = True
+    """Whether somebody else may have written it, so that what is said of it must be safe to show."""
 
 
 class Said:
@@ -274,7 +276,7 @@ TARGETS: dict[str, Target] = {
     "manifests": Target(manifests, read_manifests, (ValueError,)),
     "rosters": Target(rosters, read_rosters, (ValueError,)),
     "copies": Target(copies, take_copies, (ProtocolError,), text=False),
-    "configs": Target(configs, read_configs, (ValueError,)),
+    "configs": Target(configs, read_configs, (ValueError,), foreign=False),
     "places": Target(places, read_places, (ValueError,)),
     "questions": Target(questions, ask, (ProtocolError,)),
     "frames": Target(frames, parse_frames, (ProtocolError,), text=False),

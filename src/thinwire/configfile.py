@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from thinwire.config import RunConfig
+from thinwire.shown import shown
 
 CONFIG_FILE = "config.toml"
 DEFAULT_CODEC = "subspace"
@@ -79,15 +80,15 @@ def from_toml(text: str, where: str = CONFIG_FILE) -> RunConfig:
     """Read settings from TOML; `where` names the file in errors."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{where} is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
+        raise ValueError(f"{where} is not valid TOML: {shown(error)}") from None
     hints = get_type_hints(RunConfig)
     values: dict[str, Any] = {}
     codec = table.pop("codec", {})
     for name, value in table.items():
         hint = hints.get(name)
         if hint is None:
-            raise ValueError(f"{where} has an unknown entry {name!r}; {near(name, hints)}")
+            raise ValueError(f"{where} has an unknown entry {shown(repr(name))}; {near(name, hints)}")
         values[name] = from_table(hint, value, where, name) if dataclasses.is_dataclass(hint) else fit(hint, value, f"{where}: {name}")
     return RunConfig(**values, codec=codec_from_table(codec, where))
 
@@ -104,7 +105,7 @@ def codec_from_table(table: Any, where: str) -> Any:
 def as_table(value: Any, where: str, section: str) -> dict[str, Any]:
     """Return the value if it is a table, or refuse it."""
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: {section} is {value!r}; it must be a table, [{section}]")
+        raise ValueError(f"{where}: {section} is {shown(repr(value))}; it must be a table, [{section}]")
     return value
 
 
@@ -113,14 +114,16 @@ def from_table(kind: Any, table: Any, where: str, section: str) -> Any:
     hints = get_type_hints(kind)
     for key in as_table(table, where, section):
         if key not in hints:
-            title = f"codec {table['name']!r}" if section == "codec" else f"[{section}]"
-            raise ValueError(f"{where}: {title} has no option {key!r}; {near(key, hints)}")
+            title = f"codec {shown(repr(table['name']))}" if section == "codec" else f"[{section}]"
+            raise ValueError(f"{where}: {title} has no option {shown(repr(key))}; {near(key, hints)}")
     return kind(**{key: fit(hints[key], value, f"{where}: {section}.{key}") for key, value in table.items()})
 
 
 def fit(hint: Any, value: Any, where: str) -> Any:
     """Return the value in the field's type, or refuse it."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if type(value) is int and abs(value) >= 2**63:
+        raise ValueError(f"{where} is {shown(value, 50)}; whole numbers have 64 bits at most")
     for kind in kinds:
         if get_origin(kind) is Literal and value in get_args(kind):
             return value
@@ -129,13 +132,13 @@ def fit(hint: Any, value: Any, where: str) -> Any:
         if type(value) is kind:
             return value
     allowed = [", ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else TYPE_NAMES.get(kind, str(kind)) for kind in kinds]
-    raise ValueError(f"{where} is {value!r}; it must be {' or '.join(allowed)}")
+    raise ValueError(f"{where} is {shown(repr(value))}; it must be {' or '.join(allowed)}")
 
 
 def near(word: str, known: Iterable[str], dashes: str = "") -> str:
     """Suggest the word that was probably meant, else list them all."""
     names = sorted(known)
-    match = difflib.get_close_matches(word, names, n=1)
+    match = difflib.get_close_matches(word[:100], names, n=1)
     return f"did you mean {dashes}{match[0]}?" if match else f"there are {', '.join(dashes + name for name in names)}"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from checkpoint.support import FACTS, change_manifest, save, trained
 from thinwire import checkpoint
+from thinwire.checkpoint import manifest
 from thinwire.files import read_small
 
 BAD = {
@@ -119,3 +120,14 @@ def test_a_manifest_without_end_is_not_read_to_it(run):
     path.write_bytes(b" " * 1000)
     with pytest.raises(ValueError, match="more than 99 bytes"):
         read_small(path, 99)
+
+
+def test_a_manifest_of_many_levels_is_not_written_again(monkeypatch):
+    """To compare it with its checksum would take time for each value times each level above it: minutes for a megabyte."""
+
+    def encode(content: dict) -> bytes:
+        raise AssertionError("it was written again")
+
+    monkeypatch.setattr(manifest, "encode", encode)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        manifest.decode(b'{"format": 2, "data": ' + b"[" * 900 + b"0," * 400_000 + b"0" + b"]" * 900 + b"}")

@@ -15,6 +15,12 @@ Rule = tuple[Callable[[Any], bool], str]
 """A test of a value, and what it asks for."""
 
 
+def is_flat(value: Any, levels: int = 4) -> bool:
+    """Tell whether a value is nested no more deeply than so many levels."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is None or (levels > 0 and all(is_flat(each, levels - 1) for each in inner))
+
+
 def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST  # bool is an int too
 
@@ -64,7 +70,7 @@ OPTIONAL_RULES: dict[str, Rule] = {"stateless": (is_list_of_names, "a list of na
 def check_fields(manifest: dict[str, Any], *, newer: bool) -> None:
     """Refuse a manifest with a field that is missing or is not what it should be."""
     rules = RULES | (NEWER_RULES if newer else {})
-    for name, (fits, wanted) in (rules | OPTIONAL_RULES).items():
+    for name, (fits, wanted) in (rules | NEWER_RULES | OPTIONAL_RULES).items():
         if name in manifest and not fits(manifest[name]):
             raise ValueError(f"its {name} is {shortened(manifest[name])}, not {wanted}")
         if name in rules and name not in manifest:

@@ -12,11 +12,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from thinwire.checkpoint.fields import check_fields
+from thinwire.checkpoint.fields import check_fields, is_flat
 from thinwire.config import RunConfig
 from thinwire.configfile import RESHAPING, shared_settings
 from thinwire.files import read_small
 from thinwire.model.cut import StagePlan, cut_layers
+from thinwire.shown import shown
 
 FORMAT = 2
 OLD_FORMAT = 1
@@ -74,11 +75,14 @@ def decode(data: bytes) -> dict[str, Any]:
         raise ValueError(f"it has {len(data)} bytes, a manifest has at most {LONGEST}")
     try:
         manifest = json.loads(data)
-        again = encode(manifest) if isinstance(manifest, dict) else b""
+        # Deep ones are refused before they are written again: that takes time for every value times every level above it.
+        again = encode(manifest) if isinstance(manifest, dict) and is_flat(manifest) else b""
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(manifest, dict):
         raise ValueError("it is not a table")
+    if not is_flat(manifest):
+        raise ValueError("it is nested too deeply")
     old = manifest.get("format") == OLD_FORMAT and "checksum" not in manifest
     if not old and again != data:
         raise ValueError("it does not match its checksum")
@@ -96,7 +100,8 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
         raise ValueError(f"{path} cannot be read ({error}); delete {folder} and resume from the checkpoint before it") from None
     if manifest.get("format") not in (OLD_FORMAT, FORMAT):
         raise ValueError(
-            f"{path} has format {manifest.get('format')!r}, this version reads {OLD_FORMAT} and {FORMAT}; use the thinwire that wrote it"
+            f"{path} has format {shown(repr(manifest.get('format')), 60)}, this version reads {OLD_FORMAT} and {FORMAT}; "
+            "use the thinwire that wrote it"
         )
     expected = {"stage": index} | {name: value for name, value in facts.items() if name not in FREE}
     if manifest["format"] == OLD_FORMAT:
@@ -104,7 +109,8 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
     for name, value in expected.items():
         if manifest.get(name) != value:
             raise ValueError(
-                f"{path} has {name} {manifest.get(name)!r}, this run has {value!r}; resume with the settings and data of that run"
+                f"{path} has {name} {shown(repr(manifest.get(name)), 100)}, this run has {value!r}; "
+                "resume with the settings and data of that run"
             )
     return manifest
 

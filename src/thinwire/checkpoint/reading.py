@@ -21,6 +21,7 @@ from thinwire.checkpoint.layout import Position, is_undamaged
 from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, manifest_path, read_manifest, shape_of, tensors_path
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
+from thinwire.shown import shown
 
 OPTIMIZER = "optimizer/"
 EXCHANGE = "exchange/"
@@ -89,8 +90,8 @@ def all_manifests(folder: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
     missing = sorted(set(range(count)) - set(there))
     if missing:
         raise ValueError(
-            f"{folder} is of another shape, {count} stages, and lacks the parts of stages {', '.join(map(str, missing))}; another shape "
-            "needs all of them: copy them here, or resume in the shape that it has"
+            f"{folder} is of another shape, {count} stages, and lacks the parts of stages {shown(', '.join(map(str, missing)), 80)}; "
+            "another shape needs all of them: copy them here, or resume in the shape that it has"
         )
     return [read_manifest(home_of(folder, index), index, facts) for index in range(count)]
 
@@ -98,7 +99,7 @@ def all_manifests(folder: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
 def refuse_mixed(folder: Path, manifests: list[dict[str, Any]]) -> None:
     """Refuse parts that do not belong together."""
     for name in ("step", "stages", "basis_version", "before", "config", "data"):
-        if len({manifest.get(name) for manifest in manifests}) > 1:
+        if len({repr(manifest.get(name)) for manifest in manifests}) > 1:
             raise ValueError(f"the parts of {folder} differ in {name}; copy the parts of one run together")
 
 
