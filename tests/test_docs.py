@@ -199,7 +199,7 @@ class Runner:
                 made[index + 1] = SMALLER[word]
             elif word == "--config":
                 made[index + 1] = self.config
-        if verb in ("train", "import", "compare") and "--config" not in words and "--resume" not in words:
+        if verb in ("train", "import", "compare") and "--config" not in words and not {"--resume", "--from"} & {*words}:
             made += ["--config", self.config]
         if verb == "train" and "--run" not in words:
             self.count += 1

@@ -13,7 +13,7 @@ ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A module may import from its own layer and from those below.
 LAYERS = [
     ["versions", "link.profile", "catalog", "mistakes"],
-    ["config", "files", "shown", "noise", "model.cut", "specs", "replicas.graph", "replicas.peers"],
+    ["config", "disk", "files", "lock", "shown", "noise", "model.cut", "specs", "replicas.graph", "replicas.peers"],
     ["memory.blocks", "memory.sizes", "memory.space", "memory.simulate", "memory.search", "memory.plan", "memory.show", "memory.picture"],
     ["model.stream", "model.initial", "model.llama", "data", "subspace", "link"],
     ["codecs"],
@@ -21,10 +21,11 @@ LAYERS = [
     ["optimizer", "replicas"],
     ["configfile", "limits", "stop", "hf.shards"],
     ["pipeline", "memory"],
-    ["settings", "checkpoint", "track", "trackers", "seat", "places", "standby", "watch", "watchdog"],
+    ["settings", "runfolder", "checkpoint", "track", "trackers", "seat", "places", "standby", "watch", "watchdog"],
     ["crew", "scratch", "cause"],
     ["summary", "sampling", "saved"],
     ["evaluate", "generate", "keys", "view", "memory.command"],
+    ["restore", "keeping", "fork"],
     ["train", "last", "hf"],
     ["recover"],
     ["join"],

@@ -43,5 +43,5 @@ def test_commands_are_understood(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     verb, *words = shlex.split(command)[1:]
     assert verb in VERBS
-    if verb == "train" and "--resume" not in words:
+    if verb == "train" and not {"--resume", "--from"} & {*words}:
         settings.parse_train(words)

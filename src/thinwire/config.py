@@ -103,7 +103,7 @@ class TrainConfig:
     decay: float = 0.2
     """Last share of the steps over which the rate falls linearly to zero."""
     checkpoint_every: int = 200
-    """Steps between checkpoints; 0: only at the end."""
+    """Steps between checkpoints, besides a first one after 10 steps or a minute; 0: only at the end."""
     validate_every: int = 100
     """Steps between validations; 0: only at the end."""
     validation_sequences: int = 256

@@ -24,8 +24,13 @@ CONFIG_FILE = "config.toml"
 DEFAULT_CODEC = "subspace"
 LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.stuck_seconds", "train.threads"})
 LOCAL |= {"link.profile", "link.pace_mbps", "link.ping_seconds", "link.silent_seconds", "link.reconnect_seconds", "pipeline.mode"}
-LOCAL |= {"link.standby_seconds", "memory.budget", "memory.folder"}
-"""Fields that each machine or each start may choose for itself: they do not change what is learnt."""
+LOCAL |= {"link.standby_seconds", "memory.budget", "memory.folder", "data.source", "data.tokenizer"}
+"""Fields that each machine or each start may choose for itself: they do not change what is learnt.
+
+Paths of data are among them because it is the tokens that all workers compare, by their fingerprint.
+"""
+ADJUSTABLE = frozenset({"train.steps", "train.rate", "train.muon_rate", "train.warmup", "train.decay", "pipeline.schedule"})
+"""Fields that all workers agree on and that a resume may change: they say how to go on, not what was done."""
 RESHAPING = frozenset({"pipeline.stages", "pipeline.split", "pipeline.microbatches"})
 """Fields that are a run's shape: all its workers agree on them, and a resume may change them."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false", type(None): "left out"}

@@ -11,6 +11,7 @@ from typing import Any
 from thinwire.link.errors import LinkError
 from thinwire.link.roster import Place, Roster, read_roster
 from thinwire.link.tls import Identity, load_identity
+from thinwire.lock import locked
 from thinwire.places import keep_places, known_places
 from thinwire.recover import train_stage
 from thinwire.seat import Seat
@@ -26,6 +27,12 @@ from thinwire.watch import check_standbys
 def main(argv: list[str]) -> None:
     """Run the `join` verb."""
     command = parse_join(argv)
+    with locked(command.run):
+        join(command)
+
+
+def join(command: JoinCommand) -> None:
+    """Take a place in the run, and say how it ended."""
     identity, roster = load_identity(command.keys), known_places(read_roster(command.roster), command.run)
     check_standbys(command.config, roster)
     desk, stop = None, Stop()

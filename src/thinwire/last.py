@@ -44,7 +44,7 @@ def settle_last(trainer: Trainer) -> None:
                     file=sys.stderr,
                 )
                 pipeline.copy_last(folder.name)
-            mine = {"saved": list(trainer.saver.written), "copied": finished and pipeline.copied((step,)) == (step,)}
+            mine = {"saved": list(trainer.keeper.saver.written), "copied": finished and pipeline.copied((step,)) == (step,)}
             votes = pipeline.gather_values(mine, forms.ENDING)
     except Interrupted:  # whoever has taken a lost worker's place needs the others to get as far as this
         raise
@@ -58,9 +58,8 @@ def settle_last(trainer: Trainer) -> None:
     if step not in common:
         return
     if all(vote["copied"] for vote in votes):
-        trainer.confirmed = step
-        pipeline.confirm(step)
-    trainer.saver.confirm(step, (*common[-2:], trainer.confirmed))
+        trainer.keeper.confirm(step)
+    trainer.keeper.saver.confirm(step, (*common[-2:], trainer.keeper.confirmed))
 
 
 def _share_tokenizer(trainer: Trainer) -> None:

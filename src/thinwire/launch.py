@@ -6,16 +6,15 @@ in `replica-1`, `replica-2`, ... inside it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from thinwire import checkpoint
 from thinwire.crew import Say, run_crew
-from thinwire.files import write_atomic
 from thinwire.link.roster import Place
 from thinwire.recover import train_stage
+from thinwire.runfolder import summarised, write_summary
 from thinwire.seat import Seat
 from thinwire.settings import TrainCommand
 from thinwire.stop import Stop
@@ -40,12 +39,11 @@ def launch(command: TrainCommand) -> dict[str, Any]:
         arguments = {"run": str(command.run), "resume": command.resume}
         results = run_crew(train, command.config, arguments, show, replacing={"replacing": True})
     config = command.config
-    summary = results[0] if results else {"val_loss": None}
+    summary: dict[str, Any] = results[0] if results else {"val_loss": None}
     if len(results) < config.replicas.count * config.pipeline.stages:  # some were lost when all were asked to end
         summary |= {"steps": kept_step(command.run, config.replicas.count)}
-    path = command.run / "summary.json"
-    if summary["val_loss"] is not None and not path.exists():  # stage 0 was lost when only this was left to do
-        write_atomic(path, json.dumps(summary, indent=1).encode())
+    if summary["val_loss"] is not None and summarised(command.run) < summary["steps"]:  # stage 0 was lost when only this was left to do
+        write_summary(command.run, summary)
     return summary
 
 

@@ -46,6 +46,7 @@ from thinwire.watchdog import Watchdog
 
 AGREE_SECONDS = 3.0
 """How long a stage that ends waits for its neighbours to agree on the last step."""
+REFUSED = "refused to start"
 BACKOFF_SECONDS = 0.05
 BACKOFF_LIMIT_SECONDS = 1.0
 """First and longest pause between attempts that commit no step."""
@@ -107,6 +108,9 @@ def train_stage(
                 if isinstance(outcome, dict):
                     return outcome
                 report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome)})
+                if copies and REFUSED in str(outcome):  # else its supervisor says so
+                    limit = seat.config.link.reconnect_seconds
+                    print(f"thinwire: note: {outcome}; waiting {limit:.0f} s for it to be started again", file=sys.stderr, flush=True)
                 kept.epoch, kept.recovering = max(kept.epoch + 1, outcome.epoch), True
                 watch.settle()
                 time.sleep(random.uniform(0.5, 1.0) * pause(kept.failures))
@@ -172,12 +176,17 @@ def run_epoch(
     except (Interrupted, Stopping) as error:
         let_go(neighbours, pipeline, error)
         if trainer is not None:
-            kept.step, kept.saver, kept.confirmed = trainer.position.step, trainer.saver, max(kept.confirmed, trainer.confirmed)
+            kept.step, kept.saver = trainer.position.step, trainer.keeper.saver
+            kept.confirmed = max(kept.confirmed, trainer.keeper.confirmed)
         if isinstance(error, Stopping) or stop.now:  # a neighbour that was lost is not waited for any more
             early = {"steps": kept_step(run, seat.stage), "val_loss": None}
             return early if trainer is None else end_together(trainer, neighbours, kept.epoch + 1)
         kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
         return error.with_traceback(None)  # its frames would keep the stage of this epoch alive
+    except ValueError as error:
+        if trainer is None:  # this process refuses to start: the others go on with one that does not
+            let_go(neighbours, pipeline, Interrupted(f"{neighbours.place} {REFUSED}: {error}"))
+        raise
     finally:
         watchdog.follow(None)
         close_group()

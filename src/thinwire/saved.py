@@ -17,10 +17,9 @@ from thinwire.limits import check
 from thinwire.model.stages import Stage
 from thinwire.pipeline import forms
 from thinwire.pipeline.control import Control
+from thinwire.runfolder import TOKENIZER_FILE
 
 Mode = Literal["inprocess", "workers"]
-TOKENIZER_FILE = "tokenizer.json"
-"""The run's tokenizer, kept in its folder so that the run can be used where its source is not."""
 
 
 def read_settings(run: Path) -> RunConfig:

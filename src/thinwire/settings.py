@@ -1,6 +1,6 @@
 """The words of `thinwire train`: a config by name or file, overrides for each of its fields, and what a resumed run may change.
 
-    thinwire train --config NAME|FILE --run DIR [--resume] [--track NAME ...] [--section.field VALUE ...]
+    thinwire train --config NAME|FILE --run DIR [--resume | --from RUN] [--track NAME ...] [--section.field VALUE ...]
 
 Without --config the packaged config `laptop` is used; without --run the run goes to `runs/CONFIG-CODEC-SEED`, such as
 `runs/laptop-subspace-0`. Text is read by `configfile.py`, values are judged by `limits.py`.
@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from thinwire.catalog import listed
 from thinwire.config import RunConfig
-from thinwire.configfile import CONFIG_FILE, LOCAL, RESHAPING, flatten, from_toml, load, read, shared_hash, to_toml
+from thinwire.configfile import ADJUSTABLE, CONFIG_FILE, LOCAL, RESHAPING, flatten, from_toml, load, read, shared_hash, to_toml
 from thinwire.limits import check
 from thinwire.mistakes import meant, refuse_expanded
 from thinwire.model.cut import cut_layers
+from thinwire.runfolder import is_begun, is_free
 from thinwire.trackers.registry import TRACKERS, check_names
 
 __all__ = ["JoinCommand", "TrainCommand", "check", "flatten", "from_toml", "load", "parse_join", "parse_train", "shared_hash", "to_toml"]
@@ -34,6 +36,8 @@ class TrainCommand:
     config: RunConfig
     run: Path
     resume: bool
+    fork: Path | None = None
+    """The run from whose newest checkpoint this new one begins."""
     track: tuple[str, ...] = ()
     """Trackers beside the metrics file."""
 
@@ -42,15 +46,17 @@ def parse_train(argv: list[str]) -> TrainCommand:
     """Read the words of `thinwire train` into a checked command."""
     words = scan(argv)
     track = named_trackers(argv)
-    if "resume" in words and "help" not in words:
+    fork = None
+    if "from" in words and "help" not in words:
+        fork, run, config = forked(argv, words)
+    elif "resume" in words and "help" not in words:
         run, config = resume(argv, words)
     else:
         config = parse(argv, words, load(words.get("config") or DEFAULT_CONFIG))
         run = run_folder(words, config)
-        if run.exists():
-            raise ValueError(f"the run folder {run} exists; choose another with --run DIR, or add --resume to go on with that run")
+        refuse_used(run)
     check(config)
-    return TrainCommand(config=resolve(config), run=run, resume="resume" in words, track=track)
+    return TrainCommand(config=resolve(config), run=run, resume="resume" in words or fork is not None, fork=fork, track=track)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +90,10 @@ def parse_join(argv: list[str]) -> JoinCommand:
             f"the first word after `thinwire join` is the roster file, not {argv[0]}; write: thinwire join ROSTER --stage N ..."
         )
     mine, rest = own.parse_known_args(argv)
+    if "from" in scan(rest):
+        raise ValueError(
+            "--from is a word of `thinwire train`: on several machines copy each run folder, and go on in the copies with --resume"
+        )
     if "run" not in scan(rest):
         copy = f"replica-{mine.replica}-" if mine.replica else ""
         rest += ["--run", "runs/standby" if mine.standby else f"runs/{copy}stage-{mine.stage}"]
@@ -128,6 +138,12 @@ def run_folder(words: dict[str, str | None], config: RunConfig | None) -> Path:
     return Path("runs") / f"{Path(words.get('config') or DEFAULT_CONFIG).stem}-{config.codec.name}-{config.seed}"
 
 
+def refuse_used(run: Path) -> None:
+    """Refuse to begin a run in a folder that holds something worth keeping."""
+    if not is_free(run):
+        raise ValueError(f"the run folder {run} exists; choose another with --run DIR, or add --resume to go on with that run")
+
+
 def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> RunConfig:
     """Override the fields of a base config with the words that were given."""
     import tyro  # not at the top: only a command line needs it
@@ -144,13 +160,22 @@ def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> Run
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Write down how many layers are free, so that another cut of the same settings is the same network."""
+    """Write down where the data is, wherever the run goes on, and how many layers are free: then another cut is the same network."""
     from thinwire.codecs import registry  # not at the top: it imports torch
 
+    data = config.data
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(data, source=absolute(data.source, "stdlib"), tokenizer=absolute(data.tokenizer, "train"))
+    )
     if config.model.free_layers is not None or not registry.find(config.codec.name).constrains:
         return config
     last = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)[-1]
     return dataclasses.replace(config, model=dataclasses.replace(config.model, free_layers=len(last)))
+
+
+def absolute(source: str, name: str) -> str:
+    """Return a path or glob of data from the root on; a name that stands for data, or is of the Hub, stays."""
+    return source if source == name or source.startswith("hf:") else os.path.abspath(os.path.expanduser(source))
 
 
 def words_of(codec_options: type) -> Any:
@@ -165,6 +190,7 @@ def words_of(codec_options: type) -> Any:
         ("config", word(str, "Packaged config, or a file that ends in .toml."), field(default=DEFAULT_CONFIG)),
         ("run", word(str, "Run folder."), field(default="runs/CONFIG-CODEC-SEED")),
         ("resume", word(bool, "Go on with the run in that folder.", tyro.conf.FlagCreatePairsOff), field(default=False)),
+        ("fork", word(str, "Begin the new run from the newest checkpoint of this one.", tyro.conf.arg(name="from")), field(default="")),
         ("track", word(tuple[str, ...], f"Draw curves too, with {' or '.join(TRACKERS)} or both."), field(default=())),
     ]
     return dataclasses.make_dataclass("Words", added, bases=(RunConfig,), frozen=True, kw_only=True)
@@ -187,7 +213,7 @@ def refuse_unknown(words: dict[str, str | None], base: RunConfig) -> None:
     """Raise ValueError for a word that does not exist, with the one that was probably meant."""
     values = flatten(base)
     negated = {".no_".join(word.rsplit(".", 1)) for word, value in values.items() if isinstance(value, bool)}
-    known = {"config", "run", "resume", "track", "help", *values, *negated}
+    known = {"config", "run", "resume", "from", "track", "help", *values, *negated}
     for word in words:
         if word.startswith("codec.") and word not in known:
             options = ", ".join(entry.name for entry in fields(base.codec))
@@ -214,21 +240,37 @@ def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConf
     # The same command with --resume added must work: so a config that is named has to say what the run's own settings say.
     wanted = parse(argv, words, load(named or DEFAULT_CONFIG)) if named or not placed else None
     run = run_folder(words, wanted)
+    if not (run / CONFIG_FILE).is_file() and is_begun(run):  # killed before its settings were written
+        return run, wanted or parse(argv, words, load(named or DEFAULT_CONFIG))
     if not (run / CONFIG_FILE).is_file():
         raise ValueError(f"cannot resume: {run / CONFIG_FILE} does not exist; check --run, or leave --resume out to start a new run")
+    return run, adapted(argv, words, run, wanted if named else None)
+
+
+def forked(argv: list[str], words: dict[str, str | None]) -> tuple[Path, Path, RunConfig]:
+    """Find the run to begin from, the folder of the new one, and its settings, changed only where a started run can change."""
+    source, named = words["from"], words.get("config")
+    if source is None or words.get("run") is None or "resume" in words:
+        raise ValueError("--from RUN begins a new run where RUN stands: write thinwire train --from RUN --run NEW, without --resume")
+    run = run_folder(words, None)
+    if not (Path(source) / CONFIG_FILE).is_file():
+        raise ValueError(f"--from {source}: {Path(source) / CONFIG_FILE} does not exist; give the folder that `thinwire train --run` wrote")
+    refuse_used(run)
+    return Path(source), run, adapted(argv, words, Path(source), parse(argv, words, load(named)) if named else None)
+
+
+def adapted(argv: list[str], words: dict[str, str | None], run: Path, wanted: RunConfig | None) -> RunConfig:
+    """Return a run's own settings with the words that were given, refusing what differs in them or in a config that was named."""
+    named = words.get("config")
     stored = read(run / CONFIG_FILE)
     config = parse(argv, words, reshaped(stored, words))
-    if named and wanted:
+    if wanted:
         if wanted.model.free_layers is None:  # then the cut at the start of the run has settled it
             wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, free_layers=stored.model.free_layers))
         refuse_difference(run, stored, wanted, f"--config {named} and the words beside it give")
     refuse_difference(run, stored, config, "the command line gives")
-    if config.train.steps < stored.train.steps:
-        raise ValueError(
-            f"train.steps is {config.train.steps}, but {run} was started for {stored.train.steps}; a resumed run can only get longer"
-        )
     refuse_other_microbatches(run, stored, config)
-    return run, config
+    return config
 
 
 def reshaped(stored: RunConfig, words: dict[str, str | None]) -> RunConfig:
@@ -254,7 +296,7 @@ def refuse_difference(run: Path, stored: RunConfig, other: RunConfig, giver: str
     """Raise ValueError for the first field, fixed once a run has started, that differs."""
     before, after = flatten(stored), flatten(other)
     for word in before | after:
-        if word not in LOCAL | RESHAPING | {"train.steps"} and before.get(word) != after.get(word):
+        if word not in LOCAL | RESHAPING | ADJUSTABLE and before.get(word) != after.get(word):
             raise ValueError(
                 f"cannot resume {run}: its {word} is {before.get(word)}, {giver} {after.get(word)}; a started run keeps it: "
                 "leave that out, or start a new run with another --run"

@@ -169,7 +169,7 @@ class Desk:
                 try:
                     self.accept(place)
                 except OSError as error:
-                    self._tell(f"cannot take the place of {place}: {error}")
+                    self._tell(f"cannot take the place of {place}: {error.strerror or error}; make room where {error.filename} is to stand")
                     return None
                 self.place = place
             self.over = self.over or (word == "over" and self.place is None)

@@ -5,12 +5,15 @@ No aggregation and no timing of the step itself: a tracker shows the values it i
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -18,6 +21,8 @@ from typing import Any, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+
+from thinwire.disk import shortage, warn
 
 PAUSE_SECONDS = 2.0  # between plain lines: frequent enough to see life, rare enough for a log file
 
@@ -51,23 +56,37 @@ class JsonLines(Tracker):
     """Append one JSON object per line; after a resume, drop what lies beyond the resumed step."""
 
     def __init__(self, path: Path, resumed: int | None = None) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if resumed is not None and path.exists():
-            drop_after(path, resumed)
-        self.file = path.open("a", encoding="utf-8")
+        self.path, self.resumed = path, resumed
+        self.file: FileIO | None = None
         self.failed = False
+        self._write(b"")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self._write(json.dumps(plain({"step": step, **values}), allow_nan=False).encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        """Append a whole line or nothing; on a full disk say so once and try again with the next: the training is worth more."""
         try:
-            self.file.write(json.dumps(plain({"step": step, **values}), allow_nan=False) + "\n")
-            self.file.flush()
-        except OSError as error:  # a full disk: the training is worth more than its figures
+            if self.file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.resumed is not None and self.path.exists():
+                    drop_after(self.path, self.resumed)
+                self.file, self.resumed = self.path.open("ab", buffering=0), None
+            end = self.file.seek(0, os.SEEK_END)
+            if self.file.write(line) != len(line):
+                self.file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
             if not self.failed:
-                print(f"thinwire: warning: {self.file.name} cannot be written ({error.strerror}); training goes on", file=sys.stderr)
+                warn(f"{self.path} was not written: {shortage(self.path, error)}. Training goes on, its figures are missing until then")
             self.failed = True
+        else:
+            self.failed = self.failed and not line
 
     def close(self) -> None:
-        self.file.close()
+        if self.file is not None:
+            with suppress(OSError):
+                self.file.close()
 
 
 def plain(value: Any) -> Any:
@@ -88,8 +107,13 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Keep the whole lines up to a step, in one atomic replacement."""
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if step_of(line) <= step]
+    """Keep the whole lines up to a step: by cutting the file off, which needs no room, or else in one atomic replacement."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if step_of(line) <= step]
+    if kept == lines[: len(kept)]:
+        with path.open("rb+") as file:
+            file.truncate(sum(len(line.encode()) + 1 for line in kept))
+        return
     scratch = path.with_name(path.name + ".tmp")
     with scratch.open("w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in kept)

@@ -1,15 +1,14 @@
 """Train a model: `thinwire train --config laptop --run runs/first`.
 
-The loop is one screen: batch -> pipeline.step -> optimizer -> track -> checkpoint. It is the same whether the pipeline holds all stages
+The loop is one screen: batch -> pipeline.step -> optimizer -> track -> checkpoint. Where a run goes on is `restore.py`'s job, which
+checkpoints are written and stay `keeping.py`'s. It is the same whether the pipeline holds all stages
 (`pipeline/pipeline.py`) or one of them in a worker process (`pipeline/worker.py`). A stop (Ctrl-C, SIGTERM, the time limit) ends the run
 after the step under way, with a checkpoint.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,21 +19,25 @@ import torch
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config import RunConfig
-from thinwire.configfile import CONFIG_FILE, to_toml
 from thinwire.data.open import Data, open_data
+from thinwire.disk import warn
 from thinwire.evaluate import validation_batch
-from thinwire.files import write_atomic
+from thinwire.fork import fork
+from thinwire.keeping import Keeper
 from thinwire.last import settle_last
-from thinwire.link.message import FLAG, optional
+from thinwire.link.message import FLAG, TEXT, optional
+from thinwire.lock import locked
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 from thinwire.pipeline import forms
 from thinwire.pipeline.device import choose_device, peak_rss_bytes
-from thinwire.pipeline.outcome import Outcome, of_replica
+from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
 from thinwire.replicas import exchange
-from thinwire.saved import TOKENIZER_FILE
-from thinwire.settings import parse_train
+from thinwire.restore import Ballot, choose, last_loss, speaks
+from thinwire.runfolder import summarised, write_folder, write_summary
+from thinwire.settings import TrainCommand, parse_train
+from thinwire.shown import shown
 from thinwire.stop import Abandoned, Stop
 from thinwire.summary import summarise
 from thinwire.track import JsonLines, Progress, Tracker
@@ -44,7 +47,15 @@ from thinwire.trackers.registry import open_trackers
 def main(argv: list[str]) -> None:
     """Run the `train` verb."""
     command = parse_train(argv)
+    with locked(command.run):
+        train(command)
+
+
+def train(command: TrainCommand) -> None:
+    """Train, and say how it ended."""
     config = command.config
+    if command.fork is not None:
+        fork(command.fork, command.run, config)
     if config.pipeline.mode == "workers":
         from thinwire.launch import launch  # not at the top: it starts processes
 
@@ -114,43 +125,23 @@ class Trainer:
         """Whether the weights are those of a step that is only partly committed: basis or shared parameters are still to follow."""
         self.outcome: Outcome | None = None
         """Outcome of the last step that was committed."""
-        indices = [stage.plan.index for stage in pipeline.stages]
-        self.saver = checkpoint.Saver(folder, indices, self.facts, alone=config.replicas.count == 1)
-        self.confirmed, self.offered = confirmed, -1
-        self.kept: tuple[int, ...] = ()
-        """Steps whose checkpoints were last said to stay."""
+        self.keeper = Keeper(config, folder, pipeline, self.facts, confirmed)
         if earlier is not None:
             earlier.close()  # what it has taken is on the disk before anyone votes
-        self.problem: str | None = None
-        self._restore(resume, recovering, about["resume"])
+        self._restore(Ballot(resume, recovering, about["resume"], confirmed), about["summarised"])
         self.started_at = self.position
-        self.saved = self.position.step // max(1, config.train.checkpoint_every)
-        """Periods of `checkpoint_every` that a checkpoint was taken for."""
         self.pipeline.gather_values(True, FLAG)  # no stage writes before all have taken what they resume from
-        self._write_folder()
+        tokenizer = None if self.data is None else self.data.tokenizer_json
+        if speaks(pipeline):
+            write_folder(folder, config, tokenizer, self.position.step, must=not recovering)
 
-    def _restore(self, resume: bool, recovering: bool, first_resumes: bool) -> None:
-        """Vote with all stages for the newest checkpoint that each of them, or a neighbour for it, has; load it."""
-        # After a loss a damaged one is passed over; where a person asks for it, it is refused by name.
-        mine = checkpoint.available(self.folder, [stage.plan for stage in self.pipeline.stages], verify=recovering)
-        votes = self.pipeline.gather_values(
-            {"steps": mine, "copies": self.pipeline.held_copies(), "recovering": recovering, "confirmed": self.confirmed}, forms.VOTE
-        )
-        anyone = any(vote["recovering"] for vote in votes)
-        if first_resumes != resume and not anyone:
-            here, there = ("with", "without") if resume else ("without", "with")
-            raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
-        copies = [held_for(worker, votes, self.pipeline.stages[0].plan.count) for worker in range(len(votes))]
-        lists = [{*vote["steps"], *held} for vote, held in zip(votes, copies, strict=True)]
-        unwritten = max(vote["confirmed"] for vote in votes) < 0 and not set.intersection(*lists)
-        if not (resume or anyone) or (anyone and not resume and unwritten):
-            return  # a new run; or one of which no checkpoint was whole yet, and all begin again
-        newest = checkpoint.common(self.folder, lists, self.pipeline.stages[0].plan.count)
-        self.pipeline.fetch_copies(newest.name, votes)
-        self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts, self.exchange.load_state)
-        self.confirmed = max(self.confirmed, self.position.step)
-        self.pipeline.offer(newest.name)
-        if self.position.step >= self.config.train.steps and not anyone:
+    def _restore(self, ballot: Ballot, written: int) -> None:
+        """Load the checkpoint that all choose; refuse a run whose summary of the last step is `written` too."""
+        newest, anyone = choose(self.folder, self.pipeline, ballot)
+        if newest is not None:
+            self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts, self.exchange.load_state)
+        self.keeper.begin(self.position, newest)
+        if self.config.train.steps <= self.position.step <= written and not anyone:
             raise ValueError(f"{self.folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
 
     def _agree_on_data(self, data: Data | None, resume: bool) -> dict:
@@ -161,6 +152,7 @@ class Trainer:
         if self.data is not None:
             self.validation = validation_batch(self.data, config.train.validation_sequences, self.pipeline.microbatch)
             told = {"data": self.data.fingerprint, "validation_rows": len(self.validation), "resume": resume}
+            told["summarised"] = summarised(self.folder)
         about = self.pipeline.announce(told, forms.ABOUT_DATA)
         if self.data is not None and about["data"] != self.data.fingerprint:
             raise ValueError(
@@ -170,27 +162,22 @@ class Trainer:
         self.validation_rows: int = about["validation_rows"]
         return about
 
-    def _write_folder(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        files = {CONFIG_FILE: to_toml(self.config)}
-        if self.data is not None and self.data.tokenizer_json is not None:
-            files[TOKENIZER_FILE] = self.data.tokenizer_json
-        for name, text in files.items():
-            path = self.folder / name
-            if not path.is_file() or path.read_bytes() != text.encode():  # a full disk is no reason to fail where nothing changes
-                write_atomic(path, text.encode())
-
     def _metrics(self) -> JsonLines:
         """Open this process's metrics file."""
+        return JsonLines(self._metrics_path, resumed=self.position.step)
+
+    @property
+    def _metrics_path(self) -> Path:
         label = "all" if self.first and self.last else str(self.pipeline.stages[0].plan.index)
-        return JsonLines(self.folder / "metrics" / f"stage-{label}.jsonl", resumed=self.position.step)
+        return self.folder / "metrics" / f"stage-{label}.jsonl"
 
     def run(self) -> dict:
         """Train to the end, to the time limit, or until asked to stop; return the summary.
 
         Raise Abandoned, or from links Stopping, when the run is to end at once: `end_early` then does what is left to do.
         """
-        train, loss = self.config.train, math.nan
+        train = self.config.train
+        loss = last_loss(self._metrics_path, self.position.step) or math.nan  # if there is no step left to do
         with self.stop.listening(), self.pipeline.memory, self._metrics() as metrics:
             stopped = False
             while self.position.step < train.steps and not stopped:
@@ -200,16 +187,22 @@ class Trainer:
                     values["val_loss"] = self.validate()
                 for tracker in (metrics, *self.trackers):
                     tracker.log(done, values)
-                if train.checkpoint_every and done // train.checkpoint_every > self.saved and done < train.steps and self.together:
+                if self.keeper.is_due(done, self.outcome) and done < train.steps and self.together:
                     self.save()
             self.save()
             val_loss = self.validate()
             self.doing = "end"
-            self.saver.flush()
+            problem = self.keeper.finish()
+        problems = self.pipeline.gather_values(problem, optional(TEXT))
         summary = self.summary(loss, val_loss)
-        if self.first and self.pipeline.replica == 0:
-            write_atomic(self.folder / "summary.json", json.dumps(summary, indent=1).encode())
-        settle_last(self)
+        if self.first and self.pipeline.replica == 0 and not any(problems):
+            write_summary(self.folder, summary)
+        if not any(problems):
+            settle_last(self)
+        if problem is not None:
+            raise ValueError(problem)
+        for other in filter(None, problems if self.pipeline.copies is not None else ()):
+            warn(f"another machine says: {shown(other, 500)}. Until then the last step of this run is not whole")
         return summary
 
     def step(self) -> tuple[dict[str, float], bool]:
@@ -229,12 +222,13 @@ class Trainer:
                 squared = optimizer.squared_norm() + squared
             stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
             self.ready = True
-            saved = self.saver.written
-            own = Outcome(step, loss, squared, stop, saved=saved, copied=self.pipeline.copied(saved))
+            saved, late = self.keeper.saver.written, self.keeper.wants_first(self.position.seconds + time.perf_counter() - started)
+            copied, uncopied = self.pipeline.copied(saved), self.pipeline.uncopied()
+            own = Outcome(step, loss, squared, stop, saved=saved, copied=copied, uncopied=uncopied, save=late)
             outcome = self.pipeline.settle(own, meeting=self.exchange.meets(step), alike=self.exchange.talks_before(step))
         self._refuse_divergence(outcome)
         self.ready, self.outcome = False, outcome
-        self.keep(outcome)
+        self.keeper.keep(outcome, self.position)
         self.torn = True
         self._update(outcome)
         with self.stop.abandoning(self.pipeline.abandon):  # on a thin line it takes as long as the step
@@ -290,7 +284,8 @@ class Trainer:
         self.doing = "end"
         if not self.torn and self.together:  # otherwise the last checkpoint stands
             self.save()
-            self.saver.flush()
+            if problem := self.keeper.finish():
+                warn(problem)
         return {"steps": self.position.step, "val_loss": None}
 
     def _refuse_divergence(self, outcome: Outcome) -> None:
@@ -350,38 +345,10 @@ class Trainer:
         return self.position.step == 0 or self.exchange.meets(self.position.step - 1)
 
     def save(self) -> None:
-        """Take a snapshot; it is written while training goes on, or with a memory budget at once: it needs no copy then."""
+        """Take a snapshot."""
         before, self.doing = self.doing, "checkpoint"
-        at_once = self.config.memory.budget is not None
-        self.saved = self.position.step // self.config.train.checkpoint_every if self.config.train.checkpoint_every else 0
-        self.saver.save(self.pipeline.stages, self.optimizers, self.position, self.exchange.state, at_once=at_once)
-        for optimizer in self.optimizers if at_once else ():
-            optimizer.put_away()  # a validation may come next
+        self.keeper.save(self.optimizers, self.position, self.exchange.state)
         self.doing = before
-
-    def keep(self, outcome: Outcome) -> None:
-        """Keep the newest two checkpoints that everyone has, and those that copies are of; offer the next copy; say what went wrong.
-
-        All stages decide by the same outcome: on a slow line a copy may take longer than the time between checkpoints, and copies of
-        different steps would be worth nothing. So two more may stay: the newest of which every keeper has a copy, the only one that
-        survives the loss of a machine, and the one whose copies are under way.
-        """
-        safe, newest = max(outcome.copied, default=-1), max(outcome.saved, default=-1)
-        if safe > self.confirmed:
-            self.confirmed = safe
-            self.pipeline.confirm(safe)
-        if newest > self.offered and self.offered in (-1, *outcome.copied):
-            self.offered = newest
-            self.pipeline.offer(checkpoint.folder_of(self.folder, replace(self.position, step=newest), self.facts).name)
-        needed = (*sorted(outcome.saved)[-2:], self.confirmed, self.offered)
-        if outcome.saved and needed != self.kept:
-            self.kept = needed
-            self.saver.confirm(newest, needed)
-        problem = self.saver.problem
-        if problem != self.problem:
-            self.problem = problem
-            if problem is not None:
-                print(f"thinwire: warning: {problem}", file=sys.stderr, flush=True)
 
     def summary(self, loss: float, val_loss: float) -> dict:
         """Describe the finished run; every stage adds its own part."""
@@ -413,9 +380,3 @@ class Trainer:
         return summarise(
             self.config, run, self.pipeline.gather(own, forms.PART), self.pipeline.gather_values(peak_rss_bytes(), optional(forms.COUNT))
         )
-
-
-def held_for(worker: int, votes: list[dict], stages: int) -> list[str]:
-    """List the checkpoints of a worker of which another stage of its replica has a copy."""
-    replica, stage = divmod(worker, stages)
-    return [name for vote in of_replica(votes, replica, stages) for name in vote["copies"].get(str(stage), [])]

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from thinwire.config import RunConfig
+from thinwire.disk import shortage, warn
 from thinwire.link.errors import RECOVERING, LinkError, Replaced
 from thinwire.link.link import Link
 from thinwire.link.roster import Place, Roster, Worker
 from thinwire.pipeline.neighbours import Neighbours
-from thinwire.places import keep_places
+from thinwire.places import PLACES_FILE, keep_places
 from thinwire.standby import Answer, Questions
 
 LOOK_SECONDS = 1.0
@@ -83,8 +83,10 @@ class Watch:
                 roster = roster.taken_by(place, standby)
         if roster != self.neighbours.roster:
             self.neighbours.roster = roster
-            with suppress(OSError):  # a full disk: a worker that is started again asks the standbys
+            try:
                 keep_places(roster, self.run)
+            except OSError as error:  # a worker that is started again asks the standbys
+                warn(f"{self.run / PLACES_FILE} was not written: {shortage(self.run / PLACES_FILE, error)}. Training goes on")
 
     def explained(self, error: LinkError) -> LinkError:
         """Return why a link failed, with what the standbys know about it."""

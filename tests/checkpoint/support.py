@@ -12,7 +12,7 @@ from thinwire.config import TrainConfig
 from thinwire.optimizer import StageOptimizer
 from thinwire.pipeline.pipeline import Pipeline
 
-FACTS = {"config": "c", "data": "d", "split": "2,2", "microbatches": 2}
+FACTS = {"settings": "c", "data": "d", "split": "2,2", "microbatches": 2}
 
 
 def trained(steps: int = 2, stages: int = 2) -> tuple[Pipeline, list[StageOptimizer]]:

@@ -19,7 +19,7 @@ BAD = {
     "stage": [None, -1, "0", 0.0, False, [0], 2**63],
     "stages": [0, -2, "2", None, 2.0, 2**40, True],
     "layers": [None, "0,1", [], [0, 2], [1, 0], [0, True], [[0]], {"0": 1}, [0.0, 1.0]],
-    "config": [None, 3, ["c"]],
+    "settings": [None, 3, ["c"]],
     "data": [None, 0],
     "step": [None, -1, "2", 2.5, True, 10**400],
     "seconds": [None, "1", -1.0, float("nan"), float("inf"), 10**400, True],
@@ -30,6 +30,7 @@ BAD = {
     "before": [None, 1, []],
     "bytes": [None, -1, "9", 1e9],
     "stateless": [None, "embedding.weight", [1]],
+    "everyone": [None, -2, "2", 1.0, True],
 }
 CASES = [(name, value) for name, values in BAD.items() for value in values]
 
@@ -67,7 +68,7 @@ def test_a_field_that_is_not_what_it_should_be(run, name, value):
     refused(run, folder, rf"stage-0.json cannot be read \(its {name} is .*not .*\); delete")
 
 
-@pytest.mark.parametrize("name", sorted(set(BAD) - {"format", "stateless"}))
+@pytest.mark.parametrize("name", sorted(set(BAD) - {"format", "stateless", "everyone"}))
 def test_a_field_that_is_missing(run, name):
     folder = run / "checkpoints/step-000002"
     manifest = json.loads((folder / "stage-0.json").read_text())

@@ -79,7 +79,7 @@ def test_a_pickle_in_its_place_is_refused_unread(tmp_path, place):
     "change, message",
     [
         ({"data": "other"}, "has data 'other', this run has 'd'"),
-        ({"config": "other"}, "has config 'other', this run has 'c'"),
+        ({"settings": "other"}, "has settings 'other', this run has 'c'"),
         ({"format": 9}, r"has format 9, this version reads 1 and 2; use the thinwire that wrote it"),
         ({"stage": 1}, "has stage 1"),
     ],
@@ -105,7 +105,7 @@ def test_a_manifest_of_format_1_can_be_resumed(tmp_path):
     pipeline, _, folder = save(tmp_path)
     for path in folder.glob("*.json"):
         manifest = json.loads(path.read_text())
-        for name in ("checksum", "bytes", "split", "microbatches", "before"):
+        for name in ("checksum", "bytes", "split", "microbatches", "before", "settings"):
             del manifest[name]
         path.write_text(json.dumps(manifest | {"format": 1, "config": "old"}, indent=1))
     again, others = trained(0)

@@ -135,8 +135,8 @@ def test_parts_that_do_not_belong_together_are_refused(config, tmp_path, capsys)
     manifest = json.loads((folder / "stage-2.json").read_text())
     for ending in ("json", "safetensors"):
         shutil.copy(tmp_path / f"other/checkpoints/{folder.name}/stage-2.{ending}", folder)
-    assert "stage-2.json has config" in error_of(capsys, run, "--pipeline.stages", "2")
-    change_manifest(folder / "stage-2.json", config=manifest["config"], data=manifest["data"])
+    assert "stage-2.json has settings" in error_of(capsys, run, "--pipeline.stages", "2")
+    change_manifest(folder / "stage-2.json", settings=manifest["settings"], data=manifest["data"])
     assert "differ in stream.basis_DK, which all stages share" in error_of(capsys, run, "--pipeline.stages", "2")
 
 

@@ -143,7 +143,9 @@ def test_a_failed_write_is_told_and_the_next_one_tries_again(tmp_path):
     blocker = tmp_path / "checkpoints/step-000002"
     blocker.write_text("a file stands where the folder should")
     mine.save(pipeline.stages, optimizers, Position(2, 0.0))
-    with pytest.raises(ValueError, match=r"checkpoint of step 2 was not written to .*: File exists; it needs 0\.\d MB.*is untouched"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint of step 2 was not written to .*: File exists; .* free, \d+\.\d [KM]B are needed; .*is untouched"
+    ):
         mine.flush()
     assert mine.problem is not None and mine.newest == 1
     mine.save(pipeline.stages, optimizers, Position(3, 0.0))

@@ -63,8 +63,8 @@ def signal_to(process: Any, number: signal.Signals) -> None:
     os.kill(process.pid, number)
 
 
-def steps_done(run: Path, stage: int) -> int:
-    """Return the last step in a stage's metrics."""
+def steps_done(run: Path, stage: int | str) -> int:
+    """Return the last step in a stage's metrics, or in those of `all` in one process."""
     path = run / f"metrics/stage-{stage}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return json.loads(lines[-1])["step"] if lines else 0

@@ -27,6 +27,7 @@ What it does there (`amount` is in seconds, unless something else stands here):
     flip cipher  one bit of the next encrypted bytes that come in is another one
     flip file    one bit of this stage's newest checkpoint is another one, then SIGKILL
     full         the disk is full for the next `amount` checkpoints of this stage
+    minute       this stage has trained for a minute: from now on it wants a first checkpoint
     fill         the disk that holds the run folder is really full from now on
     empty        there is room again
     clock        all clocks of the day of this and of later processes jump by `amount`
@@ -53,7 +54,7 @@ from unittest import mock
 
 import torch
 
-from thinwire import cli, launch
+from thinwire import cli, keeping, launch
 from thinwire.crew import Hear, Say, run_crew
 from thinwire.link.connection import Connection
 from thinwire.link.frame import Frame, Kind
@@ -119,6 +120,7 @@ class Scene:
             "flip cipher": lambda amount: self._flip("cipher"),
             "flip file": lambda amount: self._flip_file(),
             "full": self._full,
+            "minute": lambda amount: setattr(keeping, "FIRST_SECONDS", 0.0),
             "fill": lambda amount: self._fill(),
             "empty": lambda amount: (self.run / "filler").unlink(),
             "clock": self._jump,

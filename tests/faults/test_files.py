@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from faults.inject import Fault, flip_file, train_with
+from faults.inject import Fault, flip_file
 from faults.support import STAGES, WORDS, restored, resumed, run_with
 from runs import train
 from thinwire import cli
@@ -34,29 +32,6 @@ def test_a_full_disk_does_not_stop_the_run(settings, quiet, tmp_path):
     assert hashes == quiet()
     assert restored(heard)[-1] == 0
     assert len([message for _, message in heard if "lost" in message]) == 1
-
-
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system of 3 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"cannot mount a small disk: {made.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.full
-def test_a_disk_that_is_full_for_a_while(settings, quiet, small_disk, tmp_path):
-    """Really full, for everything that the run writes, from step 5 to step 30; metrics need more than the page they have."""
-    faults = [Fault(0, "forward", 9, "fill"), Fault(0, "forward", 61, "empty")]
-    words = [*WORDS, "--train.steps", "40"]
-    summary = train_with(["--config", settings, "--run", str(small_disk / "run"), *words], faults, tmp_path / "struck")
-    assert summary["weights_sha256"] == quiet("--train.steps", "40")
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,19 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from disks import fill, mounted
 from link.support import World, pair, wait_until
 from thinwire.checkpoint import Position
 from thinwire.checkpoint.hashes import file_sha256
+from thinwire.keeping import Keeper
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
 from thinwire.pipeline.copies import ENDINGS, MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.outcome import Outcome
-from thinwire.train import Trainer
 
 pytestmark = pytest.mark.timeout(60)
 LARGEST = 1000
@@ -63,6 +63,7 @@ class Disk:
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.offered: list[str] = []
+        self.everyone = -1
         self.problem = None
 
     def confirm(self, step: int, spare: tuple[int, ...] = ()) -> None:
@@ -72,19 +73,27 @@ class Disk:
         self.offered.append(name)
 
 
+def keeper_of(folder: Path, disk: Disk, pipeline: Disk) -> Keeper:
+    """Make a keeper with this saver and pipeline and nothing else."""
+    keeper = Keeper.__new__(Keeper)
+    keeper.saver, keeper.pipeline, keeper.confirmed, keeper.offered, keeper.kept, keeper.problem = disk, pipeline, -1, -1, (), None
+    keeper.folder, keeper.facts = folder, {"split": "1,1", "microbatches": 1}
+    return keeper
+
+
 @pytest.mark.parametrize("slow", [0, 1, 7], ids=lambda count: f"a copy takes {count} checkpoints")
 def test_the_last_copied_checkpoint_stays_until_the_next_is_copied(tmp_path, slow):
     """However long a copy takes, everyone keeps the step of which there are copies, and the disk does not fill up."""
     disk, pipeline = Disk(), Disk()
-    trainer = SimpleNamespace(saver=disk, pipeline=pipeline, confirmed=-1, offered=-1, kept=(), problem=None)
-    trainer.folder, trainer.position, trainer.facts = tmp_path, Position(0, 0.0), {"split": "1,1", "microbatches": 1}
+    keeper = keeper_of(tmp_path, disk, pipeline)
     copied: set[int] = set()
     under_way: list[tuple[int, int]] = []
     for step in range(1, 40):
         disk.steps.append(step)
         copied |= {each for each, at in under_way if at <= step}
         before = len(pipeline.offered)
-        Trainer.keep(trainer, Outcome(step, 0.0, 0.0, saved=tuple(disk.steps), copied=tuple(sorted(copied & {*disk.steps}))))
+        outcome = Outcome(step, 0.0, 0.0, saved=tuple(disk.steps), copied=tuple(sorted(copied & {*disk.steps})))
+        keeper.keep(outcome, Position(0, 0.0))
         if len(pipeline.offered) > before:
             under_way.append((int(pipeline.offered[-1][-6:]), step + slow))
         assert not copied or max(copied) in disk.steps
@@ -94,6 +103,35 @@ def test_the_last_copied_checkpoint_stays_until_the_next_is_copied(tmp_path, slo
         )
     assert len(copied) >= 39 // (slow + 2)
     assert pipeline.offered == sorted(set(pipeline.offered))
+
+
+@pytest.mark.timeout(60)
+def test_a_copy_that_no_disk_takes_is_told_and_a_newer_one_is_taken(tmp_path, capsys):
+    """The link lives on, the keeper says which step it has not, and that all may offer a newer one."""
+    with mounted(tmp_path / "disk") as disk:
+        run = disk / "run"
+        copies = Copies(run, 0, 2, None, None, 2**20)
+        copies.links, copies.whole = {1: None}, {1: set()}
+        filler = fill(disk)
+        for piece in (*pieces(3, bytes(2**16)), *pieces(6, bytes(2**16))):
+            copies._write_or_forgo(1, piece)
+        error = capsys.readouterr().err
+        assert error.count("the copy of stage 1's checkpoint step-000003 was not written") == 1 and "step-000006" not in error
+        assert "No space left on device" in error and "make room there" in error and "65.5 KB are needed" in error
+        assert copies.unwritten() == (6,) and not list(run.glob("copies/step-*/stage-1.*"))
+        filler.unlink()
+        for piece in pieces(9, bytes(2**16)):
+            copies._write_or_forgo(1, piece)
+        assert copies.unwritten() == () and copies.copied((6, 9)) == (9,) and copies.held() == {"1": ["step-000009"]}
+        copies.close()
+
+
+def test_a_step_that_a_keeper_could_not_write_makes_way_for_a_newer_one(tmp_path):
+    disk, pipeline = Disk(), Disk()
+    keeper = keeper_of(tmp_path, disk, pipeline)
+    for saved, uncopied in (((3,), ()), ((3, 6), ()), ((3, 6), (3,)), ((3, 6, 9), (3,)), ((3, 6, 9), (6,))):
+        keeper.keep(Outcome(9, 0.0, 0.0, saved=saved, uncopied=uncopied), Position(0, 0.0))
+    assert pipeline.offered == ["step-000003", "step-000006", "step-000009"]
 
 
 def pieces(step: int, tensors: bytes = b"weights", stage: int = 1) -> list[bytes]:

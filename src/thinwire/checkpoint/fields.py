@@ -49,7 +49,6 @@ RULES: dict[str, Rule] = {
     "stage": COUNT,
     "stages": (lambda value: is_count(value) and 0 < value <= MOST_STAGES, f"a whole number from 1 to {MOST_STAGES}"),
     "layers": (is_run_of_layers, "a list of successive layers"),
-    "config": TEXT,
     "data": TEXT,
     "step": COUNT,
     "seconds": (is_time, "a number from 0 on"),
@@ -64,7 +63,13 @@ NEWER_RULES: dict[str, Rule] = {
     "bytes": COUNT,
 }
 """Fields that format 1 did not have."""
-OPTIONAL_RULES: dict[str, Rule] = {"stateless": (is_list_of_names, "a list of names")}
+OPTIONAL_RULES: dict[str, Rule] = {
+    "stateless": (is_list_of_names, "a list of names"),
+    "everyone": (lambda value: type(value) is int and -1 <= value <= LARGEST, "a whole number from -1 on"),
+    "settings": TEXT,
+    "config": TEXT,
+}
+"""Of the last two, hashes of the run's settings, each manifest has one: earlier releases wrote `config`."""
 
 
 def check_fields(manifest: dict[str, Any], *, newer: bool) -> None:
@@ -75,6 +80,8 @@ def check_fields(manifest: dict[str, Any], *, newer: bool) -> None:
             raise ValueError(f"its {name} is {shortened(manifest[name])}, not {wanted}")
         if name in rules and name not in manifest:
             raise ValueError(f"it has no {name}")
+    if "settings" not in manifest and "config" not in manifest:
+        raise ValueError("it has no settings")
     if manifest["stage"] >= manifest["stages"]:
         raise ValueError(f"it is of stage {manifest['stage']}, counted from 0, of {manifest['stages']} stages")
 

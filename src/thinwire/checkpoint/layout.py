@@ -101,6 +101,14 @@ def available(run: Path, plans: Sequence[StagePlan], *, verify: bool = False, co
     return names
 
 
+def proven(run: Path) -> int:
+    """Return the newest step of which the parts here say that every worker had a checkpoint; -1: none was ever whole everywhere."""
+    found = [(folder, PART_NAME.fullmatch(path.name)) for folder in steps(run) for path in folder.glob("stage-*.json")]
+    parts = [whole(folder, int(match[1])) for folder, match in found if match is not None]
+    # An earlier release did not say: then there was one, and to begin again would be wrong.
+    return max((part.get("everyone", part["step"]) for part in parts if part is not None), default=-1)
+
+
 def is_undamaged(folder: Path, manifest: dict[str, Any]) -> bool:
     """Tell whether a part's tensors are those that its manifest vouches for."""
     return file_sha256(tensors_path(folder, manifest["stage"])) == manifest["sha256"]

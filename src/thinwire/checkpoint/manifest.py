@@ -14,7 +14,7 @@ from typing import Any
 
 from thinwire.checkpoint.fields import check_fields, is_flat
 from thinwire.config import RunConfig
-from thinwire.configfile import RESHAPING, shared_settings
+from thinwire.configfile import ADJUSTABLE, RESHAPING, shared_settings
 from thinwire.files import read_small
 from thinwire.model.cut import StagePlan, cut_layers
 from thinwire.shown import shown
@@ -29,11 +29,11 @@ FREE = frozenset({"split", "microbatches"})
 
 def facts(config: RunConfig, data: str) -> dict[str, Any]:
     """List what a checkpoint must know of its run: settings and data, which a resume keeps, and its shape, which a resume may change."""
-    lasting = {word: value for word, value in shared_settings(config).items() if word not in {"train.steps", *RESHAPING}}
+    lasting = {word: value for word, value in shared_settings(config).items() if word not in ADJUSTABLE | RESHAPING}
     digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     split = ",".join(str(len(layers)) for layers in ranges)
-    return {"config": digest, "data": data, "split": split, "microbatches": config.pipeline.microbatches}
+    return {"settings": digest, "data": data, "split": split, "microbatches": config.pipeline.microbatches}
 
 
 def shape_of(facts: dict[str, Any]) -> str:
@@ -104,8 +104,8 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
             "use the thinwire that wrote it"
         )
     expected = {"stage": index} | {name: value for name, value in facts.items() if name not in FREE}
-    if manifest["format"] == OLD_FORMAT:
-        expected.pop("config", None)  # it hashed the shape too
+    if "settings" not in manifest and "config" in manifest:
+        expected.pop("settings", None)  # an earlier one: it hashed what a resume may change too
     for name, value in expected.items():
         if manifest.get(name) != value:
             raise ValueError(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from thinwire.checkpoint.layout import Position, folder_of
 from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
+from thinwire.disk import shortage
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 
@@ -41,6 +42,8 @@ class Saver:
         """Write into a run folder; where no other process has a part, or a replica, of the run (`alone`) nobody needs to confirm."""
         self.run, self.indices, self.facts = run, list(indices), facts
         self._alone = alone and len(self.indices) == len(facts["split"].split(","))
+        self.everyone = -1
+        """Newest step of which every worker is known to have a checkpoint; each one says so in its manifest."""
         self._state = threading.Condition()
         self._waiting: Snapshot | None = None
         self._thread: threading.Thread | None = None
@@ -89,7 +92,7 @@ class Saver:
             self._before = position.before
             self._waiting = None  # before the copy: never more than two snapshots in memory
         parts = [
-            part_of(stage, optimizer, position, self.facts, copy=not at_once, exchange=exchange)
+            part_of(stage, optimizer, position, self.facts, copy=not at_once, exchange=exchange, everyone=self.everyone)
             for stage, optimizer in zip(stages, optimizers, strict=True)
         ]
         with self._state:
@@ -147,6 +150,7 @@ class Saver:
                     self._newest = snapshot.position.step
                     self._written = [*(step for step in self._written if step != self._newest), self._newest]
             if self._alone and problem is None:
+                self.everyone = snapshot.position.step
                 self.confirm(snapshot.position.step)
             snapshot = None  # let the memory go before the next one is waited for
 
@@ -156,9 +160,8 @@ class Saver:
         try:
             write_parts(folder, snapshot.parts)
         except Exception as error:  # whatever it was: training goes on, and the last good checkpoint stays
-            reason = f"{error.strerror or error}" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             return (
-                f"the checkpoint of step {snapshot.position.step} was not written to {folder}: {reason}; it needs "
-                f"{snapshot.size / 1e6:.1f} MB. Training goes on, the last complete one is untouched; make room, the next one tries again"
+                f"the checkpoint of step {snapshot.position.step} was not written to {folder}: {shortage(folder, error, snapshot.size)}. "
+                "The last complete one is untouched, and the next one tries again"
             )
         return None

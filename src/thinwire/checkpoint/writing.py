@@ -27,6 +27,8 @@ from thinwire.optimizer import StageOptimizer
 
 KEEP = 2
 """Checkpoints that stay: the newest, and one before it should a disk damage that one."""
+TRIES = 5
+"""How often a folder may vanish, because another stage did not get its part in, before a write is given up."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,12 @@ def part_of(
     *,
     copy: bool,
     exchange: Mapping[str, Tensor] | None = None,
+    everyone: int | None = None,
 ) -> Part:
-    """Take a stage's part as it is now; with `copy` in memory of its own, that later steps do not change."""
+    """Take a stage's part as it is now; with `copy` in memory of its own, that later steps do not change.
+
+    `everyone` is a step of which all workers are known to have a checkpoint.
+    """
     plan = stage.plan
     manifest = {"format": FORMAT, "stage": plan.index, "stages": plan.count, "layers": list(plan.layers), **facts}
     state = optimizer.state_tensors()
@@ -62,6 +68,7 @@ def part_of(
     # What no step has updated has no state: a reader must know, or could not tell it from state that was lost.
     stateless = [name for name in optimizer.named if name not in updated] if state else []
     manifest |= {**asdict(position), "basis_version": stage.stream.version, "stateless": stateless}
+    manifest |= {} if everyone is None else {"everyone": everyone}
     tensors = {**stage.state_dict(), **{f"optimizer/{name}": tensor for name, tensor in state.items()}}
     tensors |= {f"exchange/{name}": tensor for name, tensor in (exchange or {}).items()}
     return Part(
@@ -89,13 +96,10 @@ def save_stage(folder: Path, stage: Stage, optimizer: StageOptimizer, position: 
 
 def write_parts(folder: Path, parts: Iterable[Part]) -> None:
     """Write all these parts of one checkpoint to the disk, or leave nothing new."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for parent in (folder.parent, folder.parent.parent):
-        sync_folder(parent)
     made: list[int] = []
     try:
         for part in parts:
-            if write_part(folder, part):
+            if write_in(folder, part):
                 made.append(part.index)
     except BaseException:
         with suppress(OSError):
@@ -103,6 +107,20 @@ def write_parts(folder: Path, parts: Iterable[Part]) -> None:
                 remove_part(folder, index)
             folder.rmdir()
         raise
+
+
+def write_in(folder: Path, part: Part) -> bool:
+    """Write one part in a folder that others make and delete too: a stage that fails takes the empty folder away."""
+    for left in reversed(range(TRIES)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for parent in (folder.parent, folder.parent.parent):
+            sync_folder(parent)
+        try:
+            return write_part(folder, part)
+        except FileNotFoundError:
+            if not left:
+                raise
+    raise AssertionError
 
 
 def write_part(folder: Path, part: Part) -> bool:

@@ -186,6 +186,8 @@ FIELDS = {
     "delay_seconds": forms.SECONDS,
     "saved": forms.STEPS,
     "copied": forms.STEPS,
+    "uncopied": forms.STEPS,
+    "save": FLAG,
     "replicas": whole(1, MOST_WORKERS),
 }
 OUTCOME = fields(FIELDS)

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from thinwire.disk import shortage, warn
 from thinwire.files import read_small
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
@@ -59,6 +60,10 @@ class Copies:
         self.decided = threading.Event()
         """Set once it is known which one that is, or that none is."""
         self._forget_begun(self.own, stage)
+        self.failed: dict[int, int] = {}
+        """For each neighbour whose copies could not be written here: the step of the last of them."""
+        self.broken: str | None = None
+        """Why this stage's own checkpoint could not be written here."""
         self.wanted: str | None = None
         self.sent: dict[str, bool] = {}
         """Checkpoints that this stage is done with sending, and whether all of each is on its way."""
@@ -108,6 +113,10 @@ class Copies:
         """Return those of some steps of which the copies that belong here have come, whole."""
         return tuple(step for step in steps if all(step in whole for whole in self.whole.values()))
 
+    def unwritten(self) -> tuple[int, ...]:
+        """Return the steps of which a copy that belongs here could not be written, and will not come again."""
+        return tuple(self.failed.values())
+
     def confirm(self, step: int) -> None:
         """Note that every worker has a checkpoint of this step: delete copies that are older than the newest one up to it."""
         for stage in self.links:
@@ -129,6 +138,8 @@ class Copies:
             self.expect(name)
         with self.changed:
             self.changed.wait_for(lambda: name in self.back or self.ended is not None)
+            if self.broken is not None:
+                raise ValueError(self.broken)
             if name not in self.back:
                 raise LinkError(f"the neighbour's copy of {name} did not arrive: {self.ended}; start the worker again")
 
@@ -189,18 +200,45 @@ class Copies:
                 frame = link.receive(Channel.BULK)
                 if frame.header.kind is Kind.SNAPSHOT:
                     piece = bytes(frame.payload)
-                    self._write(neighbour, piece)
+                    self._write_or_forgo(neighbour, piece)
                     self._note_end(piece)
         except ProtocolError as error:
             why = str(error)
             link.abort(why)
         except LinkError:
             pass
-        except (OSError, ValueError) as error:  # a disk that fails here must not hold up the neighbour for ever
-            why = f"it cannot be written ({error})"
+        except OSError as error:  # this stage's own checkpoint, without which it cannot go on; the others can
+            why = str(error)
+        except ValueError as error:
+            why = f"it cannot be read ({error})"
             link.abort(f"copies of checkpoints cannot be kept: {error}")
         finally:
             self._end(why)
+
+    def _write_or_forgo(self, neighbour: int, piece: bytes) -> None:
+        """Write a piece; where the disk does not take it, go without this copy of a neighbour's checkpoint, and say so."""
+        try:
+            self._write(neighbour, piece)
+        except LinkError:
+            raise
+        except OSError as error:
+            stage, _, length, _, total = PIECE.unpack_from(piece)
+            name = piece[PIECE.size : PIECE.size + length].decode("ascii")
+            folder = (self.own if stage == self.stage else self.folder) / name
+            with suppress(OSError):
+                for path in folder.glob(f"stage-{stage}.*.copy"):
+                    path.unlink()
+                folder.rmdir()
+            reason = shortage(folder, error, total)
+            if stage == self.stage:
+                self.broken = f"the neighbour's copy of {name} could not be written to {folder}: {reason}, and start this worker again"
+                raise
+            if stage not in self.failed:
+                warn(
+                    f"the copy of stage {stage}'s checkpoint {name} was not written to {folder}: {reason}. Training goes on; until a newer "
+                    f"copy can be written, stage {stage} has its checkpoints on its own disk alone"
+                )
+            self.failed[stage] = step_of(name)
 
     def _write(self, neighbour: int, piece: bytes) -> None:
         """Put a piece in its place, refusing any that is not the next one of a file that may come."""
@@ -277,6 +315,7 @@ class Copies:
                 self.changed.notify_all()
         elif stage in self.whole:
             self.whole[stage].add(step_of(folder.name))
+            self.failed.pop(stage, None)
 
     @staticmethod
     def _is_whole(manifest: Path, tensors: Path | None = None) -> bool:

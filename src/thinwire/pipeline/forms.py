@@ -19,7 +19,7 @@ VOTE = fields(
     {"steps": CHECKPOINTS, "copies": table_of(CHECKPOINTS, 2), "recovering": FLAG, "confirmed": whole(-1, 10**12)},
 )
 """Which checkpoints a worker has, and of its neighbours."""
-ABOUT_DATA = fields({"data": TEXT, "validation_rows": whole(1, 2**31), "resume": FLAG}, others=True)
+ABOUT_DATA = fields({"data": TEXT, "validation_rows": whole(1, 2**31), "resume": FLAG, "summarised": whole(-1, 10**12)}, others=True)
 """What the first stage says of its data."""
 ORDER = fields(
     {

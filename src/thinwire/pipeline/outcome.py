@@ -26,6 +26,10 @@ class Outcome:
     """Steps of which this stage, or every one of them, has a checkpoint on its disk."""
     copied: tuple[int, ...] = ()
     """Those of them of which whoever keeps a copy for a neighbour has it too: they survive the loss of a machine."""
+    uncopied: tuple[int, ...] = ()
+    """Steps of which a keeper could not write the copy: it waits for a newer one."""
+    save: bool = False
+    """Whether a checkpoint is wanted after this step, besides the regular ones."""
     replicas: int = 1
     """How many replicas it is the total of."""
 
@@ -43,6 +47,8 @@ class Outcome:
             max(self.delay_seconds, downstream.delay_seconds),
             tuple(step for step in self.saved if step in downstream.saved),
             tuple(step for step in self.copied if step in downstream.copied),
+            tuple(sorted({*self.uncopied, *downstream.uncopied})),
+            self.save or downstream.save,
         )
 
     def beside(self, other: Outcome) -> Outcome:
@@ -62,8 +68,8 @@ class Outcome:
         return replace(self, squared_norm=own.squared_norm)
 
     def alone(self) -> Outcome:
-        """Return the outcome of a replica that meets no other at this step: it neither stops nor deletes a checkpoint by itself."""
-        return replace(self, stop=False, saved=(), copied=())
+        """Return the outcome of a replica that meets no other at this step: it neither stops nor concerns itself with checkpoints."""
+        return replace(self, stop=False, saved=(), copied=(), uncopied=(), save=False)
 
     @property
     def norm(self) -> float:

@@ -20,6 +20,7 @@ from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
 from thinwire.model.cut import cut_layers
 from thinwire.model.stages import Stage, build_stages
 from thinwire.pipeline.boundary import Boundary
+from thinwire.pipeline.copies import Copies
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.outcome import Outcome
 from thinwire.replicas.graph import make_graph
@@ -63,6 +64,8 @@ class Pipeline:
         self.device = next(stages[0].parameters()).device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
         self.memory = Memories()
+        self.copies: Copies | None = None
+        """No neighbour keeps copies of checkpoints."""
 
     def manage_memory(self, config: RunConfig, run: Path) -> None:
         """Keep every stage within the budget of a run, or count what they hold if there is none."""
@@ -125,6 +128,10 @@ class Pipeline:
     def copied(self, steps: tuple[int, ...]) -> tuple[int, ...]:
         """Return the steps whose copies are where they belong: none has to be anywhere."""
         return steps
+
+    def uncopied(self) -> tuple[int, ...]:
+        """Return the steps whose copies could not be written here: none has to be."""
+        return ()
 
     def confirm(self, step: int) -> None:
         """Delete copies that are older than a checkpoint that every worker has: there are none."""

@@ -260,6 +260,9 @@ class WorkerPipeline:
     def copied(self, steps: tuple[int, ...]) -> tuple[int, ...]:
         return self.copies.copied(steps) if self.copies else steps
 
+    def uncopied(self) -> tuple[int, ...]:
+        return self.copies.unwritten() if self.copies else ()
+
     def confirm(self, step: int) -> None:
         if self.copies:
             self.copies.confirm(step)

@@ -1,0 +1,163 @@
+"""What a resume may change, forks, and one process per run folder."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runs import train
+from thinwire import cli, lock
+from thinwire.checkpoint import step_of, steps
+from thinwire.configfile import read
+from thinwire.lock import LOCK_FILE, locked
+
+pytestmark = pytest.mark.timeout(300)
+WORKERS = ("--pipeline.mode", "workers")
+
+
+def refused(capsys, *words: str) -> str:
+    capsys.readouterr()
+    assert cli.main(["train", *words]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error
+
+
+def history(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("mode", [("--pipeline.mode", "inprocess"), WORKERS], ids=lambda words: words[1])
+def test_data_that_has_moved(config, tmp_path, capsys, monkeypatch, mode):
+    """The run was started with a path from another current folder; then the file moves; another text is refused."""
+    whole = train(config, tmp_path / "whole", "--train.steps", "8", "--train.decay", "0", *mode)
+    (tmp_path / "texts").mkdir()
+    shutil.move(tmp_path / "text.txt", tmp_path / "texts/a.txt")
+    monkeypatch.chdir(tmp_path / "texts")
+    run, words = tmp_path / "run", ("--train.decay", "0", *mode)
+    train(config, run, "--data.source", "a.txt", "--train.steps", "4", *words)
+    monkeypatch.chdir(tmp_path)
+    assert read(run / "config.toml").data.source == str(tmp_path / "texts/a.txt")
+    (tmp_path / "b.txt").write_text((tmp_path / "texts/a.txt").read_text().replace("plus", "minus"))
+    (tmp_path / "texts/a.txt").rename(tmp_path / "c.txt")
+    error = refused(capsys, "--run", str(run), "--resume", "--train.steps", "8", "--data.source", "b.txt")
+    assert "has data" in error and "this run has" in error
+    assert read(run / "config.toml").data.source == str(tmp_path / "texts/a.txt")
+    resumed = train(config, run, "--resume", "--data.source", "c.txt", "--train.steps", "8", *words)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    assert read(run / "config.toml").data.source == str(tmp_path / "c.txt")
+    changed = {"data.source": [str(tmp_path / "texts/a.txt"), str(tmp_path / "c.txt")], "train.steps": [4, 8]}
+    assert [(line["step"], line["changed"]) for line in history(run)] == [(4, changed)]
+
+
+def test_rate_and_schedule_may_change_and_are_kept(config, tmp_path):
+    words = ("--train.rate", "0.01", "--train.warmup", "5", "--train.decay", "0.5", "--train.steps", "7")
+    runs = [tmp_path / "one", tmp_path / "other"]
+    for run in runs:
+        train(config, run, "--train.steps", "8")
+        shutil.rmtree(run / "checkpoints/step-000008")
+    summaries = [train(config, run, "--resume", *words, *mode) for run, mode in zip(runs, [(), WORKERS], strict=True)]
+    assert summaries[0]["steps"] == summaries[1]["steps"] == 7
+    assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
+    rates = [json.loads(line)["rate"] for line in (runs[0] / "metrics/stage-all.jsonl").read_text().splitlines()]
+    assert rates[5] == 0.003 and rates[6] < 0.01 and len(rates) == 7
+    kept = read(runs[0] / "config.toml").train
+    assert (kept.rate, kept.warmup, kept.decay, kept.steps) == (0.01, 5, 0.5, 7)
+    for run in runs:
+        (line,) = history(run)
+        assert line["step"] == 6 and line["changed"]["train.rate"] == [0.003, 0.01] and len(line["changed"]) == 4
+
+
+@pytest.mark.parametrize("mode", [("--pipeline.mode", "inprocess"), WORKERS], ids=lambda words: words[1])
+def test_a_fork_goes_on_by_itself(config, tmp_path, mode):
+    whole = train(config, tmp_path / "whole", "--train.steps", "9", "--train.decay", "0")
+    run, new = tmp_path / "run", tmp_path / "new"
+    train(config, run, "--train.decay", "0", *mode)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert cli.main(["train", "--from", str(run), "--run", str(new), "--train.steps", "9"]) == 0
+    assert json.loads((new / "summary.json").read_text())["weights_sha256"] == whole["weights_sha256"]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert [step_of(folder) for folder in steps(new)][-2:] == [8, 9] and (new / "tokenizer.json").exists()
+    forked, *changes = history(new)
+    assert (forked["step"], forked["from"]) == (6, str(run)) and not changes
+    assert cli.main(["train", "--from", str(run), "--run", str(tmp_path / "other"), "--train.rate", "0.01", "--train.steps", "9"]) == 0
+    other = json.loads((tmp_path / "other/summary.json").read_text())
+    assert other["steps"] == 9 and other["weights_sha256"] != whole["weights_sha256"]
+
+
+def test_a_fork_of_replicas(config, tmp_path):
+    words = ("--replicas.count", "2", "--train.decay", "0", *WORKERS)
+    whole = train(config, tmp_path / "whole", "--train.steps", "8", *words)
+    train(config, tmp_path / "run", "--train.steps", "6", *words)
+    assert cli.main(["train", "--from", str(tmp_path / "run"), "--run", str(tmp_path / "new"), "--train.steps", "8"]) == 0
+    assert json.loads((tmp_path / "new/summary.json").read_text())["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_fork_of_nothing_is_refused(config, tmp_path, capsys):
+    train(config, tmp_path / "run", "--train.steps", "2")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    error = refused(capsys, "--from", str(tmp_path / "run"), "--run", str(tmp_path / "new"))
+    assert "holds no complete checkpoint" in error and not (tmp_path / "new").exists()
+
+
+def hold(run: str, ready) -> None:
+    """Be another process in a run folder, until it is killed."""
+    with locked(Path(run)):
+        ready.set()
+        multiprocessing.Event().wait()
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that has the run folder."""
+    context = multiprocessing.get_context("forkserver")
+    ready = context.Event()
+    process = context.Process(target=hold, args=(str(tmp_path / "run"), ready), daemon=True)
+    process.start()
+    assert ready.wait(120)
+    yield process
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize("verb", ["train", "join"])
+def test_one_process_per_run_folder(config, tmp_path, capsys, holder, verb):
+    words = ["train", "--config", config, "--run", str(tmp_path / "run")]
+    if verb == "join":
+        words = ["join", str(tmp_path / "roster.toml"), "--stage", "0", *words[1:]]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert f"the run folder {tmp_path / 'run'} is in use by process {holder.pid} on " in error and "--run DIR" in error
+    holder.kill()
+    holder.join()
+    assert (tmp_path / "run" / LOCK_FILE).exists()  # the file is left, its lock is not
+    if verb == "train":
+        assert cli.main(words) == 0
+        assert not (tmp_path / "run" / LOCK_FILE).exists()
+
+
+def test_a_lock_that_is_deleted_while_it_is_asked_for(tmp_path, monkeypatch):
+    """Whoever had it ends between our opening of the file and our lock on it: that file is nobody's any more."""
+    run, seize, other = tmp_path / "run", lock.seize, [True]
+
+    def late(handle: int) -> None:
+        if other.pop() if other else False:
+            (run / LOCK_FILE).unlink()
+        seize(handle)
+
+    monkeypatch.setattr(lock, "seize", late)
+    with locked(run):
+        assert (run / LOCK_FILE).exists()
+        with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on"), locked(run):
+            pass
+    assert not run.exists()
+
+
+def test_a_place_where_nothing_can_be_written(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert "cannot write to the run folder" in refused(capsys, "--run", str(tmp_path / "file" / "run"))
