@@ -187,6 +187,8 @@ FIELDS = {
     "saved": forms.STEPS,
     "copied": forms.STEPS,
     "replicas": whole(1, MOST_WORKERS),
+    "stopper": whole(-1, MOST_WORKERS),
+    "timed_out": FLAG,
 }
 OUTCOME = fields(FIELDS)
 """The form of an outcome. A loss or a norm that is no number is for training to judge: it has diverged."""

@@ -28,6 +28,10 @@ class Outcome:
     """Those of them of which whoever keeps a copy for a neighbour has it too: they survive the loss of a machine."""
     replicas: int = 1
     """How many replicas it is the total of."""
+    stopper: int = -1
+    """The number of a worker that wants to stop; -1: nobody does."""
+    timed_out: bool = False
+    """Whether it wants to because its time limit is reached."""
 
     def plus(self, downstream: Outcome) -> Outcome:
         """Add what the stages behind this one have said. The order of the sum is fixed: from the last stage to the first."""
@@ -43,6 +47,8 @@ class Outcome:
             max(self.delay_seconds, downstream.delay_seconds),
             tuple(step for step in self.saved if step in downstream.saved),
             tuple(step for step in self.copied if step in downstream.copied),
+            stopper=self.stopper if self.stop else downstream.stopper,
+            timed_out=self.timed_out if self.stop else downstream.timed_out,
         )
 
     def beside(self, other: Outcome) -> Outcome:
@@ -63,7 +69,7 @@ class Outcome:
 
     def alone(self) -> Outcome:
         """Return the outcome of a replica that meets no other at this step: it neither stops nor deletes a checkpoint by itself."""
-        return replace(self, stop=False, saved=(), copied=())
+        return replace(self, stop=False, stopper=-1, timed_out=False, saved=(), copied=())
 
     @property
     def norm(self) -> float:
