@@ -26,8 +26,8 @@ from thinwire.data.open import Data, open_data
 from thinwire.evaluate import validation_batch
 from thinwire.farewell import farewell, go_on_command, last_words
 from thinwire.files import write_atomic
-from thinwire.last import settle_last
 from thinwire.inputs import check_inputs
+from thinwire.last import settle_last
 from thinwire.link.message import FLAG, optional
 from thinwire.link.roster import Place
 from thinwire.news import Report, ignore, tell
