@@ -18,8 +18,8 @@ import torch
 
 from thinwire.files import write_atomic
 from thinwire.pipeline.pipeline import build_pipeline
+from thinwire.progress import Progress
 from thinwire.settings import parse_train
-from thinwire.track import Progress
 from thinwire.train import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "learn"

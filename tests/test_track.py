@@ -16,8 +16,9 @@ from runs import train
 from thinwire import cli, track
 from thinwire.configfile import from_toml, load
 from thinwire.link.roster import Place
+from thinwire.progress import Progress
 from thinwire.settings import parse_join, parse_train
-from thinwire.track import JsonLines, Progress, Tracker, duration, scalars
+from thinwire.track import JsonLines, Tracker, scalars
 from thinwire.trackers import registry
 from thinwire.trackers.guard import Guarded
 from thinwire.trackers.registry import open_trackers
@@ -182,11 +183,6 @@ def test_errors_pass_through_and_close(tmp_path):
 def test_a_tracker_must_log():
     with pytest.raises(NotImplementedError):
         Tracker().log(1, {})
-
-
-@pytest.mark.parametrize("seconds, text", [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600, "1:00:00"), (90061, "25:01:01")])
-def test_duration(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_only_finite_numbers_are_curves():

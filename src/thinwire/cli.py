@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 import textwrap
@@ -50,6 +51,20 @@ def fail(message: str) -> int:
     return 2
 
 
+def of_system(error: OSError) -> str:
+    """Say in one line what the system refused, and of which file."""
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    names = [name if len(name) <= 200 else f"{name[:200]}..." for name in names]
+    return ": ".join([*names, error.strerror or str(error) or type(error).__name__])
+
+
+def print_anything() -> None:
+    """Let output that knows few letters show others by their codes instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def unknown(verb: str) -> str:
     """Say that a verb does not exist and which one may have been meant."""
     near = difflib.get_close_matches(verb, VERBS, n=1)
@@ -60,6 +75,7 @@ def unknown(verb: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
+    print_anything()
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -80,6 +96,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # a disk, a folder or a device: the system's own words say more than a traceback
+        return fail(of_system(error))
     except KeyboardInterrupt:
         print("thinwire: stopped", file=sys.stderr)
         return 130

@@ -133,8 +133,6 @@ class Crew:
         """Ask everyone to stop, once for each wish."""
         if wish is None or wish == self.wish:
             return
-        if wish == "soon":
-            print("stopping after the step under way; Ctrl-C again ends at once", file=sys.stderr, flush=True)
         self.wish = wish
         ask_to_stop(self.children, wish)
 
@@ -202,6 +200,7 @@ def run_crew(
     lost one; without them the loss of a worker ends the task.
     """
     stop, places = Stop(), grid(config)
+    stop.tell = say_aloud
     with ExitStack() as stack:
         if graceful:
             stack.enter_context(stop.listening())  # first: a signal must not leave the folder behind
@@ -212,6 +211,11 @@ def run_crew(
         for place in places:
             crew.children.append(crew.start(place))
         return crew.watch(stop)
+
+
+def say_aloud(text: str) -> None:
+    """Tell the person at this machine."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def forkserver() -> ForkServerContext:

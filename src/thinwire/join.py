@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.farewell import farewell, go_on_command, last_words
+from thinwire.inputs import check_inputs
 from thinwire.link.errors import LinkError
 from thinwire.link.roster import Place, Roster, read_roster
 from thinwire.link.tls import Identity, load_identity
 from thinwire.lock import locked
+from thinwire.news import cause, named, tell
 from thinwire.places import keep_places, known_places
+from thinwire.progress import Progress
 from thinwire.recover import train_stage
 from thinwire.seat import Seat
 from thinwire.settings import JoinCommand, parse_join
 from thinwire.standby import Desk, Questions
 from thinwire.stop import Stop
-from thinwire.track import Progress
 from thinwire.trackers.registry import open_trackers
-from thinwire.train import how_to_go_on
 from thinwire.watch import check_standbys
 
 
@@ -35,6 +37,7 @@ def join(command: JoinCommand) -> None:
     """Take a place in the run, and say how it ended."""
     identity, roster = load_identity(command.keys), known_places(read_roster(command.roster), command.run)
     check_standbys(command.config, roster)
+    check_inputs(command.config, command.run, reads_data=command.stage == 0, stages=1)
     desk, stop = None, Stop()
     place = None if command.stage is None else Place(command.replica, command.stage)
     if place is None:
@@ -44,21 +47,29 @@ def join(command: JoinCommand) -> None:
             desk.close()
             print("the run is over" if desk.over else "stopped: no place was taken")
             return
-        print(f"{desk.me.place} takes the place of {place}", flush=True)
+        print(f"{roster.called(desk.me.place)} takes the place of {roster.called(place)}", flush=True)
         roster = roster.taken_by(place, desk.me)
     elif (standby := roster.standby(identity.certificate)) is not None:
         raise ValueError(f"{identity.certificate_path} is the certificate of {standby.place} in the roster; say --standby, not --stage")
     seat = Seat(config=command.config, roster=roster, identity=identity, stage=place.stage, replica=place.replica, listen=command.listen)
-    summary = train(command, seat, stop, desk)
-    if summary["steps"] < command.config.train.steps:
-        words = f"--stage {place.stage}{f' --replica {place.replica}' if place.replica else ''}" if desk is None else "--standby"
-        words = f"{command.roster} {words} --keys {command.keys} --run {command.run}"
-        print(how_to_go_on(summary, f"thinwire join {words} --resume (on every machine)"))
-    elif place == Place(0, 0) and roster.standbys:
-        Questions(roster, identity, desk.me.place if desk else Place(0, 0), command.config).ask_all("over")
+    go_on = go_on_command("join", command.run, words_again(command))
+    with farewell(command.run, go_on):
+        summary = train(command, seat, stop, desk)
     if summary["val_loss"] is not None:
         who = place if command.config.replicas.count > 1 else f"stage {place.stage}"
         print(f"{who} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
+    if summary["steps"] < command.config.train.steps:
+        print(last_words(summary, command.run, go_on, everywhere=True))
+    elif place == Place(0, 0) and roster.standbys:
+        Questions(roster, identity, desk.me.place if desk else Place(0, 0), command.config).ask_all("over")
+
+
+def words_again(command: JoinCommand) -> list[str]:
+    """Return the words with which this machine goes on; its settings are in the run folder."""
+    place = ["--standby"] if command.stage is None else ["--stage", str(command.stage)]
+    replica = ["--replica", str(command.replica)] if command.replica else []
+    listen = [] if command.listen is None else ["--listen", command.listen]
+    return [str(command.roster), *place, *replica, *listen, "--keys", str(command.keys)]
 
 
 def stand_by(command: JoinCommand, identity: Identity, roster: Roster) -> Desk:
@@ -69,7 +80,8 @@ def stand_by(command: JoinCommand, identity: Identity, roster: Roster) -> Desk:
 
     desk = Desk(roster, identity, command.config, accept, command.listen)
     if desk.place is None:
-        print(f"{desk.me.place} waits at {desk.me.address} to take the place of a machine that is lost; Ctrl-C ends it", flush=True)
+        me = roster.called(desk.me.place)
+        print(f"{me} waits at {desk.me.address} to take the place of a machine that is lost; Ctrl-C ends it", flush=True)
     return desk
 
 
@@ -79,8 +91,16 @@ def train(command: JoinCommand, seat: Seat, stop: Stop, desk: Desk | None) -> di
     try:
         with (
             open_trackers(command.track, command.run, command.config, resume=command.resume) as curves,
-            Progress(command.config.train.steps) as progress,
+            Progress.of(command.config, alone=command.config.pipeline.stages > 1) as progress,
         ):
+
+            def report(event: dict[str, Any]) -> None:
+                if "measured" in event:
+                    progress.verdict.measured["here"] = event["mbps"]
+                if text := tell(event):
+                    progress.say(named(text, seat.roster))
+
+            stop.tell = progress.say
             return train_stage(
                 seat,
                 command.run,
@@ -89,7 +109,8 @@ def train(command: JoinCommand, seat: Seat, stop: Stop, desk: Desk | None) -> di
                 copies=True,
                 trackers=[progress, *curves],
                 stop=stop,
+                report=report,
                 desk=desk,
             )
     except LinkError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(named(cause(str(error)), seat.roster)) from error

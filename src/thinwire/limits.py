@@ -16,6 +16,21 @@ from thinwire.model.cut import constrained_layers, cut_layers
 from thinwire.replicas.graph import make_graph
 
 LARGEST_SEED = 2**63 - 1
+LARGEST: tuple[tuple[int, str], ...] = (
+    (2**10, "train.threads pipeline.stages replicas.count"),
+    (2**14, "model.layers"),
+    (2**16, "model.heads model.kv_heads pipeline.microbatches"),
+    (2**20, "model.width model.ffn train.batch train.validation_sequences"),
+    (2**24, "model.vocabulary model.context"),
+    (10**9, "train.seconds link.ping_seconds link.silent_seconds link.reconnect_seconds link.standby_seconds"),
+    (2**32 - 1, "train.steps train.warmup train.checkpoint_every train.validate_every"),
+    (10**15, "data.max_tokens"),
+)
+"""The largest values, far beyond what anyone trains: a slip of the finger is refused before a loop or an allocation meets it."""
+LARGEST_MODEL = 10**13
+"""Most weights of a model."""
+LARGEST_STEP = 2**32
+"""Most tokens of a step."""
 LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "at least 1",
@@ -46,6 +61,7 @@ def check(config: RunConfig) -> None:
             value = attrgetter(word)(config)
             if value is not None and not holds(value):
                 raise ValueError(f"{word} is {value}; set --{word} to a value that is {text}")
+    check_sizes(config)
     check_model(config.model)
     check_pipeline(config)
     if config.memory.budget is not None:
@@ -62,6 +78,33 @@ def check(config: RunConfig) -> None:
         )
     check_workers(config)
     check_replicas(config)
+
+
+def check_sizes(config: RunConfig) -> None:
+    """Refuse sizes that no machine has."""
+    for largest, words in LARGEST:
+        for word in words.split():
+            value = attrgetter(word)(config)
+            if value is not None and value > largest:
+                raise ValueError(f"{word} is {value:,}; set --{word} to at most {largest:,}")
+    model, tokens = config.model, config.train.batch * config.model.context
+    if (weights := count_weights(model, model.layers)) > LARGEST_MODEL:
+        raise ValueError(
+            f"model.width {model.width:,}, model.ffn {model.ffn:,} and model.layers {model.layers:,} make {weights:,} weights; "
+            f"choose sizes that make at most {LARGEST_MODEL:,}"
+        )
+    if tokens > LARGEST_STEP:
+        raise ValueError(
+            f"train.batch {config.train.batch:,} and model.context {model.context:,} make {tokens:,} tokens per step; "
+            f"choose sizes that make at most {LARGEST_STEP:,}"
+        )
+
+
+def count_weights(model: ModelConfig, layers: int) -> int:
+    """Count the weights of so many layers, with embedding and head; a codec may need fewer."""
+    return layers * (2 * model.width**2 + 2 * model.width**2 * model.kv_heads // model.heads + 3 * model.width * model.ffn) + (
+        2 * model.vocabulary * model.width
+    )
 
 
 def check_model(model: ModelConfig) -> None:

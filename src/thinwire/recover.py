@@ -27,6 +27,8 @@ from thinwire.link.contract import Contract
 from thinwire.link.errors import Interrupted, LinkError, Stopping
 from thinwire.link.frame import Kind
 from thinwire.memory.blocks import Profile
+from thinwire.news import Report, ignore
+from thinwire.observe import Observer
 from thinwire.pipeline import forms
 from thinwire.pipeline.across import join_control
 from thinwire.pipeline.backend import MESSAGE_BYTES, close_group
@@ -83,31 +85,34 @@ def train_stage(
     copies: bool = False,
     trackers: Sequence[Tracker] = (),
     stop: Stop | None = None,
-    report: Callable[[dict[str, Any]], None] = lambda event: None,
+    report: Report = ignore,
     stuck: Callable[[str], None] = lambda why: say_last(why),
     desk: Desk | None = None,
 ) -> dict[str, Any]:
     """Train one stage in step with the others of the roster; return the run's summary.
 
     `replacing`: this process takes the place of one that was lost. `copies`: neighbours keep each other's checkpoints, for stages that
-    are on different machines. `report` is told when the stage abandons a step and when it goes on, `stuck` why this process ends itself.
-    `desk`: where a standby that has taken this place goes on to answer.
+    are on different machines. `report` takes what people should know (news.py), `stuck` why this process ends itself. `desk`: where a
+    standby that has taken this place goes on to answer.
     """
     torch.set_num_threads(seat.config.train.threads or torch.get_num_threads())
     neighbours = seat.neighbours("train", run)
     if desk is not None:
         neighbours.listener, neighbours.others = desk.listener, desk.askers
+    neighbours.report = report
     stop = stop or Stop()
     watch, watchdog = Watch(neighbours, seat.config, run), Watchdog(neighbours, stop, seat.config.train.stuck_seconds, stuck)
+    observer = Observer(neighbours, seat.config.link.reconnect_seconds, report if copies else ignore)
     kept = Recovery(recovering=replacing, timing=UNKNOWN if replacing else None, copies=run if copies else None)
     try:
         with stop.listening(), watchdog:
             watch.start()
+            observer.start()
             while True:
                 outcome = run_epoch(seat, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop, watchdog=watchdog)
                 if isinstance(outcome, dict):
                     return outcome
-                report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome)})
+                report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome), "fruitless": kept.failures > 0})
                 if copies and REFUSED in str(outcome):  # else its supervisor says so
                     limit = seat.config.link.reconnect_seconds
                     print(f"thinwire: note: {outcome}; waiting {limit:.0f} s for it to be started again", file=sys.stderr, flush=True)
@@ -116,12 +121,14 @@ def train_stage(
                 time.sleep(random.uniform(0.5, 1.0) * pause(kept.failures))
     except LinkError as error:
         raise watch.explained(error) from None
-    except ValueError:
+    except ValueError as error:  # this worker cannot go on, and so nobody can: the others are told why
+        neighbours.drop(LinkError(f"{neighbours.place}: {error}"))
         raise
     except BaseException as error:  # this process ends, the run need not: whoever takes its place finds the others ready
-        neighbours.drop(Interrupted(f"{type(error).__name__} in stage {seat.stage}"))
+        neighbours.drop(Interrupted(f"{neighbours.place} has ended ({type(error).__name__}{f': {error}' if str(error) else ''})"))
         raise
     finally:
+        observer.end()
         watch.end()
         neighbours.close()
 
@@ -136,7 +143,7 @@ def run_epoch(
     run: Path,
     neighbours: Neighbours,
     kept: Recovery,
-    report: Callable[[dict[str, Any]], None],
+    report: Report,
     *,
     resume: bool,
     trackers: Sequence[Tracker],
@@ -165,11 +172,13 @@ def run_epoch(
                 confirmed=kept.confirmed,
                 trackers=trackers,
                 stop=stop,
+                report=report,
             )
         kept.data, kept.profile, started_at = trainer.data, pipeline.profile, trainer.position.step
         remember(run, seat.stage, neighbours.incarnation)
         if kept.recovering:
-            report({"restored": trainer.position.step, "epoch": kept.epoch})
+            restored = trainer.position.step
+            report({"restored": restored, "epoch": kept.epoch, "again": max(0, kept.step - restored)})
         working, engine = trainer, pipeline
         watchdog.follow(lambda: (working.doing, working.position.step, engine.runs), pipeline.timing.turn_seconds)
         return trainer.run()
@@ -179,6 +188,7 @@ def run_epoch(
             kept.step, kept.saver = trainer.position.step, trainer.keeper.saver
             kept.confirmed = max(kept.confirmed, trainer.keeper.confirmed)
         if isinstance(error, Stopping) or stop.now:  # a neighbour that was lost is not waited for any more
+            report({"ending": str(error)})
             early = {"steps": kept_step(run, seat.stage), "val_loss": None}
             return early if trainer is None else end_together(trainer, neighbours, kept.epoch + 1)
         kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1

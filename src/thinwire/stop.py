@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+SOON = "stopping after the step under way; Ctrl-C again ends at once"
+NOW = "stopping: the step under way is given up"
 
 
 class Abandoned(Exception):
@@ -19,6 +23,8 @@ class Stop:
         self.supervised = supervised
         self.asked = False
         self.now = False
+        self.tell: Callable[[str], None] | None = None
+        """Told, by another thread, what a signal leads to."""
         """Whether the step under way is to be abandoned."""
         self.at_once = False
         """Whether nothing more is to be waited for: a second Ctrl-C."""
@@ -30,7 +36,10 @@ class Stop:
         """Take a signal."""
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.wish(now=number == signal.SIGTERM)
+        now = number == signal.SIGTERM
+        if self.tell is not None:  # not here: the signal may have interrupted whoever is printing
+            threading.Thread(target=self.tell, args=(NOW if now else SOON,), daemon=True).start()
+        self.wish(now=now)
 
     def wish(self, *, now: bool) -> None:
         """Ask the run to end."""

@@ -1,4 +1,4 @@
-"""Trackers: where the numbers of each step go. A metrics file for programs, a progress line for people; curves are in `trackers/`.
+"""Trackers: where the numbers of each step go. A metrics file for programs; progress for people is in `progress.py`, curves in `trackers/`.
 
 No aggregation and no timing of the step itself: a tracker shows the values it is handed.
 """
@@ -9,30 +9,14 @@ import errno
 import json
 import math
 import os
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
+from typing import Any, Self
 
 from thinwire.disk import shortage, warn
-
-PAUSE_SECONDS = 2.0  # between plain lines: frequent enough to see life, rare enough for a log file
-
-
-FORMS = {
-    "loss": "loss {:.4f}",
-    "val_loss": "validation {:.4f}",
-    "tokens_per_second": "{:,.0f} tokens/s",
-    "bytes_per_token": "{:,.1f} bytes/token",
-}
 
 
 class Tracker:
@@ -128,62 +112,3 @@ def step_of(line: str) -> float:
         return json.loads(line)["step"]
     except (json.JSONDecodeError, KeyError, TypeError):
         return math.inf
-
-
-class Progress(Tracker):
-    """Show `loss`, `val_loss`, `tokens_per_second` and `bytes_per_token`: a live bar on a terminal, now and then a plain line elsewhere."""
-
-    def __init__(self, steps: int, start: int = 0, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps, self.done, self.stream, self.clock = steps, start, stream or sys.stdout, clock
-        self.shown: dict[str, Any] = {}
-        self.first: tuple[int, float] | None = None
-        self.printed_at = -math.inf
-        self.pending = False
-        self.bar: Bar | None = None
-        if self.stream.isatty():
-            columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
-            self.bar = Bar(*columns, console=Console(file=self.stream), refresh_per_second=4)
-            self.task = self.bar.add_task("starting", total=steps, completed=start)
-            self.bar.start()
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        now = self.clock()
-        self.first = self.first or (step, now)
-        self.done = max(self.done, step)
-        self.shown |= values
-        text = self.describe(now)
-        if self.bar:
-            self.bar.update(self.task, completed=self.done, description=text)
-            return
-        self.pending = True
-        if now - self.printed_at >= PAUSE_SECONDS or "val_loss" in values or step >= self.steps:
-            self.print_line(text, now)
-
-    def print_line(self, text: str, now: float) -> None:
-        print(text, file=self.stream, flush=True)
-        self.printed_at, self.pending = now, False
-
-    def describe(self, now: float) -> str:
-        """Write the newest values in one line."""
-        parts = [f"step {self.done}/{self.steps}"]
-        for key, form in FORMS.items():
-            if self.shown.get(key) is not None:
-                parts.append(form.format(float(self.shown[key])))
-        assert self.first is not None
-        first_step, first_time = self.first
-        if first_step < self.done < self.steps:
-            parts.append(f"ETA {duration((self.steps - self.done) * (now - first_time) / (self.done - first_step))}")
-        return "  ".join(parts)
-
-    def close(self) -> None:
-        if self.bar:
-            self.bar.stop()
-        elif self.pending:
-            self.print_line(self.describe(self.clock()), self.clock())
-
-
-def duration(seconds: float) -> str:
-    """Write a time as m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,17 +23,22 @@ from thinwire.config import RunConfig
 from thinwire.data.open import Data, open_data
 from thinwire.disk import warn
 from thinwire.evaluate import validation_batch
+from thinwire.farewell import farewell, go_on_command, last_words
 from thinwire.fork import fork
+from thinwire.inputs import check_inputs
 from thinwire.keeping import Keeper
 from thinwire.last import settle_last
 from thinwire.link.message import FLAG, TEXT, optional
+from thinwire.link.roster import Place
 from thinwire.lock import locked
+from thinwire.news import Report, ignore, tell
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 from thinwire.pipeline import forms
 from thinwire.pipeline.device import choose_device, peak_rss_bytes
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.progress import Progress
 from thinwire.replicas import exchange
 from thinwire.restore import Ballot, choose, last_loss, speaks
 from thinwire.runfolder import summarised, write_folder, write_summary
@@ -40,7 +46,7 @@ from thinwire.settings import TrainCommand, parse_train
 from thinwire.shown import shown
 from thinwire.stop import Abandoned, Stop
 from thinwire.summary import summarise
-from thinwire.track import JsonLines, Progress, Tracker
+from thinwire.track import JsonLines, Tracker
 from thinwire.trackers.registry import open_trackers
 
 
@@ -54,31 +60,40 @@ def main(argv: list[str]) -> None:
 def train(command: TrainCommand) -> None:
     """Train, and say how it ended."""
     config = command.config
+    check_inputs(config, command.run)
     if command.fork is not None:
         fork(command.fork, command.run, config)
-    if config.pipeline.mode == "workers":
-        from thinwire.launch import launch  # not at the top: it starts processes
+    go_on = go_on_command("train", command.run)
+    with farewell(command.run, go_on):
+        if config.pipeline.mode == "workers":
+            from thinwire.launch import launch  # not at the top: it starts processes
 
-        summary = launch(command)
-    else:
-        with open_trackers(command.track, command.run, config, resume=command.resume) as curves:
-            pipeline = build_pipeline(config, choose_device(config.device))
-            with Progress(config.train.steps) as progress:
-                shown = [progress, *curves]
-                trainer = Trainer(config, command.run, pipeline, resume=command.resume, trackers=shown, stop=Stop())
-                try:
-                    summary = trainer.run()
-                except Abandoned:
-                    summary = trainer.end_early()
-    if summary["steps"] < config.train.steps:
-        print(how_to_go_on(summary, f"thinwire train --run {command.run} --resume"))
+            summary = launch(command)
+        else:
+            summary = train_here(command)
     if summary["val_loss"] is not None:
         print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")
+    if summary["steps"] < config.train.steps:
+        print(last_words(summary, command.run, go_on))
 
 
-def how_to_go_on(summary: dict, command: str) -> str:
-    """Say what to type after a stop."""
-    return f"stopped at step {summary['steps']}; go on with: {command}"
+def train_here(command: TrainCommand) -> dict:
+    """Train all stages in this process; return the run's summary."""
+    config, stop = command.config, Stop()
+    with open_trackers(command.track, command.run, config, resume=command.resume) as curves, Progress.of(config) as progress:
+
+        def report(event: dict[str, Any]) -> None:
+            if text := tell(event):
+                progress.say(text)
+
+        stop.tell = progress.say
+        pipeline = build_pipeline(config, choose_device(config.device))
+        shown = [progress, *curves]
+        trainer = Trainer(config, command.run, pipeline, resume=command.resume, trackers=shown, stop=stop, report=report)
+        try:
+            return trainer.run()
+        except Abandoned:
+            return trainer.end_early()
 
 
 class Trainer:
@@ -97,17 +112,20 @@ class Trainer:
         confirmed: int = -1,
         trackers: Sequence[Tracker] = (),
         stop: Stop | None = None,
+        report: Report = ignore,
     ) -> None:
         """Get everything ready; `trackers` are shown each step, beside the metrics file, and closed by whoever made them.
 
         `recovering` goes on from the newest checkpoint that all stages have, or from the beginning; `data` need not be opened again then.
-        `earlier` may still be writing; `confirmed` is a step of which all stages are known to have had a checkpoint.
+        `earlier` may still be writing; `confirmed` is a step of which all stages are known to have had a checkpoint. `report` takes
+        what people should know besides.
         """
         self.config, self.folder, self.pipeline, self.trackers = config, folder, pipeline, trackers
+        self.report = report
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
-        about = self._agree_on_data(data, resume)
+        about = self._agree_on_data(data, resume, quiet=recovering)
         pipeline.manage_memory(config, folder)
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
         pipeline.memory.adopt(self.optimizers)
@@ -144,15 +162,17 @@ class Trainer:
         if self.config.train.steps <= self.position.step <= written and not anyone:
             raise ValueError(f"{self.folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
 
-    def _agree_on_data(self, data: Data | None, resume: bool) -> dict:
+    def _agree_on_data(self, data: Data | None, resume: bool, *, quiet: bool) -> dict:
         """Open the data where it is needed, on first stages; return what replica 0 tells all others of it."""
         config = self.config
-        self.data = (data or open_data(config.data, config.model, config.seed)) if self.first else None
+        self.data = (data or self._read_data()) if self.first else None
         told = None
         if self.data is not None:
             self.validation = validation_batch(self.data, config.train.validation_sequences, self.pipeline.microbatch)
             told = {"data": self.data.fingerprint, "validation_rows": len(self.validation), "resume": resume}
             told["summarised"] = summarised(self.folder)
+        elif not quiet:
+            self.report({"awaiting": str(Place(self.pipeline.replica, 0))})
         about = self.pipeline.announce(told, forms.ABOUT_DATA)
         if self.data is not None and about["data"] != self.data.fingerprint:
             raise ValueError(
@@ -161,6 +181,17 @@ class Trainer:
             )
         self.validation_rows: int = about["validation_rows"]
         return about
+
+    def _read_data(self) -> Data:
+        """Open the data, and tell people how much of it there is."""
+        config = self.config
+        self.report({"reading": f"data.source {config.data.source!r}"})
+        data = open_data(config.data, config.model, config.seed, self.report)
+        if self.pipeline.replica == 0:
+            train, passes = config.train, config.train.steps * config.train.batch / len(data.train)
+            tokens = {"corpus": len(data.train.windows.stream), "tokens_per_step": train.batch * config.model.context}
+            self.report({**tokens, "steps": train.steps, "passes": passes, "limited": train.seconds is not None})
+        return data
 
     def _metrics(self) -> JsonLines:
         """Open this process's metrics file."""
@@ -183,6 +214,8 @@ class Trainer:
             while self.position.step < train.steps and not stopped:
                 values, stopped = self.step()
                 loss, done = values["loss"], self.position.step
+                if stopped:
+                    self._tell_who_stops()
                 if train.validate_every and done % train.validate_every == 0 and done < train.steps:
                     values["val_loss"] = self.validate()
                 for tracker in (metrics, *self.trackers):
@@ -190,10 +223,12 @@ class Trainer:
                 if self.keeper.is_due(done, self.outcome) and done < train.steps and self.together:
                     self.save()
             self.save()
+            problem = self.keeper.finish()  # before the validation, for which nobody has to wait
+            problems = self.pipeline.gather_values(problem, optional(TEXT))
+            if stopped and not any(problems):
+                self.report({"kept": self.position.step, "folder": str(self.keeper.saver.place(self.position.step))})
             val_loss = self.validate()
             self.doing = "end"
-            problem = self.keeper.finish()
-        problems = self.pipeline.gather_values(problem, optional(TEXT))
         summary = self.summary(loss, val_loss)
         if self.first and self.pipeline.replica == 0 and not any(problems):
             write_summary(self.folder, summary)
@@ -220,11 +255,15 @@ class Trainer:
             squared = 0.0
             for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
                 squared = optimizer.squared_norm() + squared
-            stop = self.stop.asked or self._out_of_time(time.perf_counter() - started)
+            timed_out = self._out_of_time(time.perf_counter() - started)
+            stop = self.stop.asked or timed_out
             self.ready = True
             saved, late = self.keeper.saver.written, self.keeper.wants_first(self.position.seconds + time.perf_counter() - started)
             copied, uncopied = self.pipeline.copied(saved), self.pipeline.uncopied()
-            own = Outcome(step, loss, squared, stop, saved=saved, copied=copied, uncopied=uncopied, save=late)
+            who = self.pipeline.number if stop else -1
+            own = Outcome(
+                step, loss, squared, stop, saved=saved, copied=copied, uncopied=uncopied, save=late, stopper=who, timed_out=timed_out
+            )
             outcome = self.pipeline.settle(own, meeting=self.exchange.meets(step), alike=self.exchange.talks_before(step))
         self._refuse_divergence(outcome)
         self.ready, self.outcome = False, outcome
@@ -244,6 +283,15 @@ class Trainer:
         assert outcome.loss is not None
         values = {"loss": outcome.loss, "gradient_norm": outcome.norm, "rate": train.rate * rate_factor(step, train)}
         return values | self._meters(seconds), outcome.stop
+
+    def _tell_who_stops(self) -> None:
+        """Say whose wish it is that the run ends, unless the person at this machine knows."""
+        outcome = self.outcome
+        assert outcome is not None
+        if outcome.timed_out or not self.stop.asked:
+            place = Place(*divmod(outcome.stopper, self.config.pipeline.stages))
+            who = "" if outcome.stopper == self.pipeline.number else str(place)
+            self.report({"stopped_by": who, "time_limit": outcome.timed_out, "after": self.position.step})
 
     def _forget_waits(self) -> None:
         """Begin to count anew: what start-up or a validation has sent and waited for is not the next step's."""
@@ -298,7 +346,7 @@ class Trainer:
 
     def _meters(self, seconds: float) -> dict[str, float]:
         """Return the figures of a step that concern time and traffic."""
-        traffic, train = self.pipeline.traffic, self.config.train
+        traffic, train = self.pipeline.seen, self.config.train
         spans, peers = self.pipeline.waits.take_seconds(), self.pipeline.peers
         spans["wait_seconds"] += peers.take_wait()
         return {

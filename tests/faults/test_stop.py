@@ -24,7 +24,7 @@ LIMIT_SECONDS = 10.0
 
 def assert_one_step(run: Path, out: str, stages: int = STAGES) -> int:
     """All stages have written the step that was announced as the last, and nothing later."""
-    step = int(re.search(r"stopped at step (\d+); go on with: thinwire train", out)[1])
+    step = int(re.search(r"stopped at step (\d+); kept: .*\ngo on with: thinwire train", out)[1])
     written = [[step_of(folder) for folder in steps(run) if (folder / f"stage-{stage}.json").exists()] for stage in range(stages)]
     assert [max(each) for each in written] == [step] * stages
     return step

@@ -21,7 +21,8 @@ from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, read
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
-from thinwire.track import JsonLines, Progress, Tracker
+from thinwire.progress import Progress
+from thinwire.track import JsonLines, Tracker
 from thinwire.train import Trainer
 
 RUNS = Path("runs/compare")

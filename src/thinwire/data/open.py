@@ -6,9 +6,11 @@ Puts source, tokenizer, cache and batches together; each of them is a file of it
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -23,6 +25,7 @@ from thinwire.data.stream import TokenStream, inspect
 from thinwire.data.tokenize import bytes_per_token, check_fits, encode_pieces, load_tokenizer, train_tokenizer, vocabulary_size
 
 DECODED_TOKENS = 1 << 20
+Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +42,36 @@ class Data:
     """sha256 that identifies both token streams."""
 
 
-def open_data(data: DataConfig, model: ModelConfig, seed: int) -> Data:
-    """Open `data.source` as batches of `model.context` tokens in the order of `seed`."""
+def open_data(data: DataConfig, model: ModelConfig, seed: int, report: Report = lambda event: None) -> Data:
+    """Open `data.source` as batches of `model.context` tokens in the order of `seed`; `report` is told if it has to be tokenised."""
     if data.max_tokens < 1:
         raise ValueError(f"data.max_tokens is {data.max_tokens}: set --data.max_tokens to at least {model.context + 1}")
     if data.source == "stdlib":
-        return _open_text(open_stdlib(), data, model, seed)
+        return _open_text(open_stdlib(), data, model, seed, report)
     if data.source.startswith("hf:"):
-        return _open_text(open_hub(data.source, data.text_column), data, model, seed)
+        return _open_text(open_hub(data.source, data.text_column), data, model, seed, report)
+    paths = check_source(data)
+    if paths[0].suffix == ".bin":
+        return _open_shards(paths, data, model, seed)
+    return _open_text(open_text(data.source, paths), data, model, seed, report)
+
+
+def check_source(data: DataConfig) -> list[Path]:
+    """Return the files that the source names, all of one kind, without reading them; none for a source that is no file."""
+    if data.source.startswith("hf:"):
+        open_hub(data.source, data.text_column)
+    if data.source == "stdlib" or data.source.startswith("hf:"):
+        return []
     paths = find_files(data.source)
     shards = [path for path in paths if path.suffix == ".bin"]
-    if not shards:
-        return _open_text(open_text(data.source, paths), data, model, seed)
-    if len(shards) < len(paths):
+    if shards and len(shards) < len(paths):
         other = next(path for path in paths if path.suffix != ".bin")
         raise ValueError(
             f"data.source {data.source!r} mixes shards ({shards[0]}) and text ({other}): narrow the glob to one kind, such as '*.bin'"
         )
-    return _open_shards(shards, data, model, seed)
+    if not any(path.stat().st_size for path in paths):
+        raise ValueError(f"data.source {data.source!r}: {paths[0]} is empty ({len(paths)} file(s), 0 bytes): give files with text in them")
+    return paths
 
 
 def _open_shards(paths: list[Path], data: DataConfig, model: ModelConfig, seed: int) -> Data:
@@ -72,10 +87,12 @@ def _open_shards(paths: list[Path], data: DataConfig, model: ModelConfig, seed: 
     return _data(train, validation, data, model, seed, tokenizer, size, fingerprint)
 
 
-def _open_text(source: FileSource | HubSource, data: DataConfig, model: ModelConfig, seed: int) -> Data:
+def _open_text(source: FileSource | HubSource, data: DataConfig, model: ModelConfig, seed: int, report: Report) -> Data:
     """Open text through the cache: tokenizer first, then the tokens of both splits."""
     folder = open_folder(data.cache)
-    tokenizer = _text_tokenizer(source, data, model, folder)
+    told = {"tokenising": f"data.source {data.source!r}", "cache": str(folder)}
+    tell = cache(lambda: report(told))  # once, whichever has to be made
+    tokenizer = _text_tokenizer(source, data, model, folder, tell)
     dtype = "<u2" if vocabulary_size(tokenizer) <= 65536 else "<u4"
     text = tokenizer.to_str()
 
@@ -83,7 +100,12 @@ def _open_text(source: FileSource | HubSource, data: DataConfig, model: ModelCon
         # a tenth is plenty for validation, and streaming more of a Hub dataset would be a long download
         limit = max(1, data.max_tokens // 10) if split == "validation" and isinstance(source, HubSource) else data.max_tokens
         key = cache_key("tokens", source.digest, text, split, limit, dtype)
-        return cached_tokens(folder, key, dtype, lambda: encode_pieces(tokenizer, source.pieces(split), limit))
+
+        def build() -> Iterator[tuple[np.ndarray, int]]:
+            tell()
+            return encode_pieces(tokenizer, source.pieces(split), limit)
+
+        return cached_tokens(folder, key, dtype, build)
 
     (train_N, train), (validation_N, validation) = tokens("train"), tokens("validation")
     stream = partial(TokenStream, vocabulary=model.vocabulary)
@@ -92,11 +114,18 @@ def _open_text(source: FileSource | HubSource, data: DataConfig, model: ModelCon
     return _data(stream([(folder, train_N)]), stream([(folder, validation_N)]), data, model, seed, tokenizer, size, fingerprint)
 
 
-def _text_tokenizer(source: FileSource | HubSource, data: DataConfig, model: ModelConfig, folder: Path) -> Tokenizer:
+def _text_tokenizer(
+    source: FileSource | HubSource, data: DataConfig, model: ModelConfig, folder: Path, tell: Callable[[], None]
+) -> Tokenizer:
     """Load the tokenizer that is named, or train one on the source."""
     if data.tokenizer == "train":
         key = cache_key("tokenizer", source.digest, model.vocabulary)
-        tokenizer = cached_tokenizer(folder, key, lambda: train_tokenizer(source.pieces("train"), source.train_bytes, model.vocabulary))
+
+        def build() -> Tokenizer:
+            tell()
+            return train_tokenizer(source.pieces("train"), source.train_bytes, model.vocabulary)
+
+        tokenizer = cached_tokenizer(folder, key, build)
     else:
         tokenizer = load_tokenizer(data.tokenizer)
     check_fits(tokenizer, data.tokenizer, model.vocabulary)

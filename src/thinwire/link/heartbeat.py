@@ -34,7 +34,7 @@ class Heartbeat:
 
     def begin(self, now: float) -> None:
         """Start anew on another connection."""
-        self._heard_at = now
+        self.heard_at = now
         self._moved_at = now
         self._ping_at = now
         self._asked_at: float | None = None
@@ -45,7 +45,7 @@ class Heartbeat:
 
     def heard(self, now: float) -> None:
         """Note that bytes came in."""
-        self._heard_at = now
+        self.heard_at = now
 
     def ping(self, now: float) -> int | None:
         """Return the token of a PING to send now, if one is due."""
@@ -71,7 +71,7 @@ class Heartbeat:
     def _doubt_at(self) -> float | None:
         if self._asked_at is None:
             return None
-        since = max(self._asked_at, self._heard_at, self._moved_at)
+        since = max(self._asked_at, self.heard_at, self._moved_at)
         return since + (self.rtt or 0.0) + self._options.pong_grace_seconds
 
     def doubtful(self, now: float) -> bool:
@@ -81,11 +81,11 @@ class Heartbeat:
 
     def silent(self, now: float) -> bool:
         """Tell whether the connection must be given up."""
-        return now >= self._heard_at + self._options.silent_seconds
+        return now >= self.heard_at + self._options.silent_seconds
 
     def next_at(self, now: float) -> float:
         """Return when one of the answers above changes."""
-        times = [self._ping_at, self._heard_at + self._options.silent_seconds]
+        times = [self._ping_at, self.heard_at + self._options.silent_seconds]
         doubt = self._doubt_at()
         if doubt is not None and doubt > now:
             times.append(doubt)

@@ -222,6 +222,11 @@ class Link:
         return time.monotonic() - self._loop.broken_since if waiting else 0.0
 
     @property
+    def heard_at(self) -> float:
+        """Return when the last byte came over the present connection, or the one before; 0: there was none."""
+        return self._loop.heartbeat.heard_at
+
+    @property
     def problem(self) -> str:
         """Return why there is no connection; nothing while there is one."""
         return "" if self.state == "open" else self._loop.problem.text

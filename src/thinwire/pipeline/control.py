@@ -189,6 +189,8 @@ FIELDS = {
     "uncopied": forms.STEPS,
     "save": FLAG,
     "replicas": whole(1, MOST_WORKERS),
+    "stopper": whole(-1, MOST_WORKERS),
+    "timed_out": FLAG,
 }
 OUTCOME = fields(FIELDS)
 """The form of an outcome. A loss or a norm that is no number is for training to judge: it has diverged."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from thinwire.config import LinkConfig, RunConfig
 from thinwire.configfile import shared_settings
@@ -48,6 +49,8 @@ class Neighbours:
         self.listen, self.held = listen, held
         self.stopping = False
         """Whether the links were told that the run is to end at once; those that are opened now are told too."""
+        self.report: Callable[[dict[str, Any]], None] = lambda event: None
+        """Told where this worker listens, and what its lines were found to carry."""
         self.listener: Listener | None = None
         self.others: tuple[Worker, ...] = roster.standbys
         """Who may connect besides the neighbours: a standby that has taken a place is there before this worker knows of it."""
@@ -65,6 +68,7 @@ class Neighbours:
             address = self.listen or self.roster.worker(self.place).address
             assert address is not None
             self.listener = Listener(address, self.identity, workers, options, self.others, held=self.held)
+            self.report({"listening": address})
         for place, contract in contracts.items():
             self.opened[place] = self._link(place, config, contract, options)
         if self.stopping:
@@ -78,6 +82,10 @@ class Neighbours:
         """Return the places of this stage in the replicas that this one is joined with."""
         graph = make_graph(config.replicas.graph, config.replicas.count)
         return {replica: Place(replica, self.place.stage) for replica in graph.neighbours(self.place.replica)}
+
+    def dialled(self, peer: Place) -> str | None:
+        """Return the address that is dialled to reach a peer; None: it dials in."""
+        return None if self._listens_for(peer) else self.roster.worker(peer).address
 
     def _listens_for(self, peer: Place) -> bool:
         return self.roster.listener(self.place, peer) == self.place

@@ -32,6 +32,10 @@ class Outcome:
     """Whether a checkpoint is wanted after this step, besides the regular ones."""
     replicas: int = 1
     """How many replicas it is the total of."""
+    stopper: int = -1
+    """The number of a worker that wants to stop; -1: nobody does."""
+    timed_out: bool = False
+    """Whether it wants to because its time limit is reached."""
 
     def plus(self, downstream: Outcome) -> Outcome:
         """Add what the stages behind this one have said. The order of the sum is fixed: from the last stage to the first."""
@@ -49,6 +53,8 @@ class Outcome:
             tuple(step for step in self.copied if step in downstream.copied),
             tuple(sorted({*self.uncopied, *downstream.uncopied})),
             self.save or downstream.save,
+            stopper=self.stopper if self.stop else downstream.stopper,
+            timed_out=self.timed_out if self.stop else downstream.timed_out,
         )
 
     def beside(self, other: Outcome) -> Outcome:
@@ -69,7 +75,7 @@ class Outcome:
 
     def alone(self) -> Outcome:
         """Return the outcome of a replica that meets no other at this step: it neither stops nor concerns itself with checkpoints."""
-        return replace(self, stop=False, saved=(), copied=(), uncopied=(), save=False)
+        return replace(self, stop=False, saved=(), copied=(), uncopied=(), save=False, stopper=-1, timed_out=False)
 
     @property
     def norm(self) -> float:

@@ -56,11 +56,11 @@ class Pipeline:
         if len({stage.stream.fingerprint() for stage in stages}) != 1:
             raise ValueError("the stages do not agree on basis and fixed features; start them from the same seed and settings")
         self.stages = stages
-        self.replica, self.peers = 0, Peers(0, make_graph("complete", 1), {})
+        self.replica, self.number, self.peers = 0, 0, Peers(0, make_graph("complete", 1), {})
         self.codec = codec
         self.microbatch = microbatch
         self.boundaries = [Boundary(codec.at(stage.plan.layers.start), microbatch, time) for stage in stages[1:]]
-        self.traffic = self.waits = Traffic([boundary.meter for boundary in self.boundaries])
+        self.traffic = self.waits = self.seen = Traffic([boundary.meter for boundary in self.boundaries])
         self.device = next(stages[0].parameters()).device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
         self.memory = Memories()

@@ -58,6 +58,7 @@ class WorkerPipeline:
         checkpoints.
         """
         self.config, self.neighbours, self.replica = config, neighbours, neighbours.place.replica
+        self.number = self.replica * config.pipeline.stages + index
         self.codec = build_codec(config)
         ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
         stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
@@ -68,6 +69,9 @@ class WorkerPipeline:
         self.control = join_control(links, self.peers.graph, self.replica)
         # The boundary behind this stage is this worker's to report; the one before it is the previous stage's.
         self.traffic = Traffic([self.ports[index + 1].meter] if links.right else [])
+        beside = index + 1 if links.right else index - 1
+        self.seen = Traffic([self.ports[beside].meter] if beside in self.ports else [])
+        """What people see of a stage: the boundary behind it, or before the last one."""
         self.waits = Traffic([self.control.meter, *(port.meter for port in self.ports.values())])
         largest = largest_part(config.model, stage)
         self.copies = Copies(copies, index, len(ranges), links.left, links.right, largest) if copies else None
@@ -150,6 +154,7 @@ class WorkerPipeline:
         if right is None:
             return 0.0, 0.0
         rtt, rate = probe(right, burst_bytes=PROBE_BYTES)
+        self.neighbours.report({"measured": str(right.peer), "rtt": rtt, "mbps": rate * 8e-6})
         size = sum(slot.spec.size(slot.direction) * slot.spec.usual for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
         return rtt / 2, size / rate
 

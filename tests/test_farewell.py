@@ -1,0 +1,105 @@
+"""Ctrl-C: the same words whether the stages are in one process or in workers, the checkpoint before the validation, quoted paths."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from thinwire import cli
+from thinwire.checkpoint import newest
+
+pytestmark = pytest.mark.timeout(300)
+STOPPING = "stopping after the step under way; Ctrl-C again ends at once"
+
+
+class Session:
+    """A training in a process group of its own, as a terminal starts it; what it prints goes to a file."""
+
+    def __init__(self, config: str, run: Path, path: Path, *words: str) -> None:
+        self.run, self.path = run, path
+        line = ["train", "--config", config, "--run", str(run), "--train.threads", "1", "--train.steps", "100000", *words]
+        with path.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "thinwire", *line], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    def hear(self, pattern: str) -> None:
+        """Wait until it has said something."""
+        deadline = time.monotonic() + 120
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.text
+            time.sleep(0.02)
+
+    def press(self) -> None:
+        """Press Ctrl-C: everyone in the group gets the signal."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def last_words(text: str) -> list[str]:
+    """Return the words of a stop, with numbers left out."""
+    wanted = (STOPPING, "step N is kept in", "stopped at", "go on with", "validation loss")
+    lines = [re.sub(r"\d+(\.\d+)?", "N", line) for line in text.splitlines()]
+    return [line for line in lines if line.startswith(wanted)]
+
+
+def stopped(config: str, folder: Path, mode: str) -> list[str]:
+    run = folder / mode / "a run"  # a path that a shell would take for two
+    run.parent.mkdir()
+    with Session(config, run, folder / f"{mode}.txt", "--pipeline.mode", mode) as session:
+        session.hear(r"step \d+/100000  loss")
+        session.press()
+        assert session.process.wait(120) == 0, session.text
+    typed = re.search(r"^go on with: (.*)$", session.text, re.MULTILINE)[1]
+    assert shlex.split(typed) == ["thinwire", "train", "--run", str(run), "--resume"]
+    step = re.search(r"^stopped at step (\d+); kept: (.*)$", session.text, re.MULTILINE)
+    assert shlex.split(step[2]) == [str(newest(run, 2))] and newest(run, 2).name == f"step-{int(step[1]):06d}"
+    assert "Traceback" not in session.text
+    words = shlex.split(typed)[1:]
+    assert cli.main([*words, "--train.steps", "100000", "--train.seconds", "0.01"]) == 0
+    return last_words(session.text.replace(str(run), "RUN"))
+
+
+def test_the_words_are_the_same_in_one_process_and_in_workers(config, tmp_path, capsys):
+    alone, together = (stopped(config, tmp_path, mode) for mode in ("inprocess", "workers"))
+    assert alone == together
+    assert [line.split(" ")[0] for line in alone] == ["stopping", "step", "validation", "stopped", "go"]
+    assert "the time limit --train.seconds is reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["inprocess", "workers"])
+def test_nobody_has_to_wait_for_the_validation(config, tmp_path, mode):
+    """The second Ctrl-C comes during a long validation: the checkpoint is there, and what to type too."""
+    run = tmp_path / "run"
+    text = tmp_path / "text.txt"
+    text.write_text(text.read_text() * 60)  # enough of it for a validation that takes minutes
+    words = ("--pipeline.mode", mode, "--train.validation_sequences", "100000", "--train.validate_every", "0")
+    with Session(config, run, tmp_path / "printed.txt", *words) as session:
+        session.hear(r"step \d+/100000  loss")
+        session.press()
+        session.hear(r"step \d+ is kept in .*; validating, Ctrl-C leaves that out")
+        session.press()
+        assert session.process.wait(120) == 130, session.text
+    step = int(re.search(r"step (\d+) is kept", session.text)[1])
+    assert newest(run, 2).name == f"step-{step:06d}"
+    assert f"stopped at once; kept: {newest(run, 2)}\ngo on with: thinwire train --run {run} --resume\n" in session.text
+    assert "Traceback" not in session.text and not re.search("^validation loss", session.text, re.MULTILINE)
