@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import ssl
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +30,7 @@ from thinwire.link.meter import Meter
 from thinwire.link.options import LinkOptions
 from thinwire.link.outbox import Outbox
 from thinwire.link.roster import STANDBYS, Place, Roster, Worker, parse_roster, read_roster, roster_text
-from thinwire.link.tls import make_identity
+from thinwire.link.tls import make_identity, trust
 from thinwire.model.cut import StagePlan
 from thinwire.pipeline import forms
 from thinwire.pipeline.control import Control
@@ -180,6 +181,8 @@ def rosters(folder: Path) -> list[bytes]:
 def read_rosters(data: bytes, folder: Path) -> None:
     roster = parse_roster(data.decode(), "the roster")
     assert parse_roster(roster_text(roster), "what was written") == roster
+    for worker in (*roster.workers.values(), *roster.standbys):
+        trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), worker.certificate)
     for place in (*roster.workers, *(each.place for each in roster.standbys)):
         assert roster.called(place).isprintable() and len(roster.called(place)) < 100
 

@@ -10,6 +10,7 @@ import stat
 import pytest
 
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
+from thinwire.link import tls
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError
 from thinwire.link.link import Link
@@ -35,6 +36,22 @@ def test_an_identity_is_private_and_readable_again(tmp_path):
         load_identity(tmp_path / "none")
     with pytest.raises(ValueError, match="PEM"):
         certificate_of("hello")
+
+
+def test_a_certificate_of_a_version_that_does_not_exist_is_none(tmp_path):
+    der = ssl.PEM_cert_to_DER_cert(make_identity(tmp_path / "me", "me").certificate)
+    other = der.replace(bytes.fromhex("a003020102"), bytes.fromhex("a00302017a"), 1)
+    assert other != der
+    with pytest.raises(ValueError, match="not exactly one certificate"):
+        certificate_of(ssl.DER_cert_to_PEM_cert(other))
+
+
+def test_a_certificate_that_tls_cannot_use_is_refused_by_its_fingerprint(tmp_path, monkeypatch):
+    """The library that reads certificates and the one that uses them may differ."""
+    me, other = make_identity(tmp_path / "me", "me"), make_identity(tmp_path / "other", "other")
+    monkeypatch.setattr(tls, "certificate_of", lambda pem: b"x")
+    with pytest.raises(ValueError, match="TLS cannot use the certificate"):
+        server_context(me, [other.certificate])
 
 
 def test_identities_satisfy_a_strict_verifier(tmp_path):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -132,7 +133,7 @@ def parse_certificate(pem: str) -> x509.Certificate:
         if found is None:
             raise ValueError("there is other text")
         return x509.load_pem_x509_certificate(found[1].encode())
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise ValueError(
             f"not exactly one certificate in PEM form and nothing else ({shown(error)}): "
             "take the certificate.pem that `thinwire keys` made, as it is"
@@ -167,5 +168,16 @@ def _context(protocol: int, identity: Identity, anchors: Iterable[str]) -> ssl.S
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(identity.certificate_path, identity.key_path)
     for anchor in anchors:
-        context.load_verify_locations(cadata=certificate_of(anchor))  # the very bytes that are compared, and no others
+        trust(context, anchor)
     return context
+
+
+def trust(context: ssl.SSLContext, pem: str) -> None:
+    """Make a certificate a trust anchor: the very bytes that are compared, and no others."""
+    try:
+        context.load_verify_locations(cadata=certificate_of(pem))
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"TLS cannot use the certificate with the fingerprint {fingerprint(pem)} ({error.reason or error}); "
+            "make that worker's identity again with `thinwire keys`"
+        ) from None
