@@ -247,7 +247,6 @@ def tiny(tmp_path_factory) -> str:
     return str(folder / "tiny.toml")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_runs_or_is_listed(page, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,6 @@ from runs import train, write_config
 from test_join import loopback
 from thinwire import cli
 
-pytestmark = pytest.mark.timeout(120)
 CODECS = {
     "subspace": ("--codec.dtype", "fp32"),
     "four bits": ("--codec.bits", "4", "--codec.drift_every", "2"),

@@ -18,8 +18,6 @@ from testbed import Path, Testbed, obstacle
 from thinwire import cli
 from thinwire.scratch import free_ports
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def reachable(address: str) -> bool:
     """Tell whether this machine can listen on an address (127.0.0.2 needs setting up on some systems)."""

@@ -28,7 +28,6 @@ CASES |= {"learned projector": tuple(LEARNED.split()), "warm-up": ("--codec.name
 CASES |= {name: ("--codec.name", name) for name in registry.names() if name not in CASES}
 QUICK = ("subspace", "drift and dropout", "learned projector")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc to see the processes")
-pytestmark = pytest.mark.timeout(120)
 
 
 def steps_of(run: Path, stage: int) -> list[dict]:

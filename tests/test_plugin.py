@@ -27,7 +27,6 @@ def install(folder: Path) -> None:
     (facts / "entry_points.txt").write_text(f"[thinwire.codecs]\ngrouped = {entry}\n")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode, bits, both_ways", [("workers", (), 2 * 16 + 2.125), ("inprocess", ("--codec.bits", "4"), 2 * 6 + 2.125)])
 def test_a_codec_from_elsewhere_trains(config, tmp_path, mode, bits, both_ways):
     install(tmp_path)
@@ -39,7 +38,6 @@ def test_a_codec_from_elsewhere_trains(config, tmp_path, mode, bits, both_ways):
     assert summary["bytes_per_token_forward"] + summary["bytes_per_token_backward"] == pytest.approx(both_ways)
 
 
-@pytest.mark.timeout(120)
 def test_it_obeys_the_laws(tmp_path):
     install(tmp_path)
     tests = Path(__file__).parent

@@ -30,7 +30,6 @@ from thinwire.standby import SERVICE, Answer, Desk, Questions
 from thinwire.stop import Stop
 from thinwire.watchdog import EXIT_STUCK
 
-pytestmark = pytest.mark.timeout(180)
 CONFIG = run_config(3, "auto", {"name": "dense"})
 FIRST, MIDDLE, LAST = (Place(0, stage) for stage in range(3))
 

@@ -134,7 +134,6 @@ def test_divergence_is_an_error_and_keeps_the_last_checkpoint(config, tmp_path, 
     assert "training has diverged" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_sigterm_writes_a_checkpoint_and_says_how_to_go_on(config, tmp_path):
     run = tmp_path / "run"

@@ -13,8 +13,6 @@ import pytest
 
 from workers import Pool
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def alive(pid: int) -> bool:
     try:

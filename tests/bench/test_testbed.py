@@ -17,7 +17,6 @@ from testbed.forward import Direction
 
 BENCH = File(__file__).parents[2] / "bench"
 needs_root = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
-pytestmark = pytest.mark.timeout(60)
 
 
 def alive(pid: int) -> bool:

@@ -168,7 +168,6 @@ Saver(Path(sys.argv[1]), [0, 1], FACTS).save(pipeline.stages, optimizers, Positi
 """
 
 
-@pytest.mark.timeout(100)
 def test_the_end_of_the_interpreter_loses_no_write(tmp_path):
     here = str(Path(__file__).parents[1])
     code = f"import sys; sys.path.insert(0, {here!r})\n{ENDING}"

@@ -11,7 +11,6 @@ import pytest
 from thinwire import cli
 from thinwire.compare import run, speed, whole
 
-pytestmark = pytest.mark.timeout(120)
 WORDS = ("--steps", "6", "--train.validate_every", "2", "--speed-steps", "4", "--replicas.count", "2", "--name", "pair")
 
 

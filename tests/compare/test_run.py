@@ -56,7 +56,6 @@ def forbid(monkeypatch):
     return apply
 
 
-@pytest.mark.timeout(120)
 def test_a_whole_comparison_and_again(config, tmp_path, capsys, forbid):
     (tmp_path / "specs.txt").write_text("dense\n# Equal width\nsubspace:rank=6\n")
     words = ("@specs.txt", "--links", "open", "20mbps_5ms", "--seeds", "0", "1")
@@ -236,7 +235,6 @@ def test_without_matplotlib_there_is_still_a_table(config, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.timeout(120)
 def test_end_to_end_and_repeats(config, forbid):
     words = ("dense", "--links", "20mbps_5ms", "--end-to-end", "--repeats", "2")
     compare(config, *words)

@@ -18,7 +18,6 @@ from thinwire.link.roster import Place
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.scratch import free_ports
 
-pytestmark = pytest.mark.timeout(180)
 STEPS = 40
 WORDS = ("--pipeline.stages", "3", "--train.steps", str(STEPS), "--train.checkpoint_every", "3")
 LINK = ("--link.profile", "100mbps_10ms", "--link.silent_seconds", "2", "--link.reconnect_seconds", "20")

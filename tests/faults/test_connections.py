@@ -13,7 +13,6 @@ from thinwire.link.contract import Contract
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.profile import find_profile
 
-pytestmark = pytest.mark.timeout(180)
 SILENT = ("--link.silent_seconds", "3", "--link.reconnect_seconds", "30")
 CASES = {
     "reset": ([Fault(2, "forward", 9, "reset"), Fault(1, "backward", 5, "reset")], ()),

@@ -15,7 +15,6 @@ import pytest
 from faults.inject import POINTS, Fault, train_with
 from faults.support import LATER, STAGES, WORDS, process_figures, restored, run_with
 
-pytestmark = pytest.mark.timeout(180)
 VARIETY = {
     "four bits and drift": ("--codec.bits", "4", "--codec.drift_every", "2", "--codec.drift_rate", "0.5", "--model.dropout", "0.1"),
     "threshold": ("--codec.name", "threshold", "--codec.lifespan", "3"),
@@ -108,7 +107,6 @@ class Killer(threading.Thread):
 
 @needs_proc
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_the_same_stage_twenty_times(settings, quiet, tmp_path):
     """Killed twenty times at random moments: the same bits, and the others hold no more threads, files and memory than before."""
     words = ("--train.steps", "150", "--link.profile", "100mbps_5ms")

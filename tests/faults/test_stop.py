@@ -18,7 +18,6 @@ from runs import train
 from thinwire.checkpoint import step_of, steps
 from thinwire.link.roster import Place
 
-pytestmark = pytest.mark.timeout(180)
 LIMIT_SECONDS = 10.0
 
 

@@ -20,7 +20,6 @@ from thinwire.pipeline.copies import ENDINGS, MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.outcome import Outcome
 from thinwire.train import Trainer
 
-pytestmark = pytest.mark.timeout(60)
 LARGEST = 1000
 
 

@@ -17,7 +17,6 @@ from link.support import wait_until
 from runs import train
 from thinwire import checkpoint, cli
 
-pytestmark = pytest.mark.timeout(180)
 GRID = ("--pipeline.mode", "workers", "--replicas.count", "2", "--train.batch", "8")
 DOUBLE = ("--train.dtype", "fp64", "--train.clip", "0.5")
 METHODS = (

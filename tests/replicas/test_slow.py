@@ -123,7 +123,6 @@ IN_WORKERS |= {f"local:steps={ROUND}": ROUND, f"ist:steps={ROUND}": ROUND}
 QUICK = ("powersgd:rank=2", f"local:steps={ROUND}")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("method", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in IN_WORKERS])
 def test_in_workers_too(config, tmp_path, method):
     """All agree on every step at which replicas meet, in gossip too; between meetings the fast one goes on alone."""
