@@ -11,6 +11,7 @@ from pathlib import Path as File
 
 import pytest
 
+from patience import HANG
 from testbed import Path, Testbed, namespaces, obstacle
 from testbed.check import ask, start_listener
 from testbed.forward import Direction
@@ -144,7 +145,7 @@ def test_signals_leave_nothing_and_clean_removes_a_killed_run(number: signal.Sig
         if number == signal.SIGKILL:
             assert set(hosts) <= set(namespaces.stale())
             done = subprocess.run(
-                [sys.executable, "-m", "testbed", "clean"], cwd=BENCH, stdout=subprocess.PIPE, text=True, check=True, timeout=30
+                [sys.executable, "-m", "testbed", "clean"], cwd=BENCH, stdout=subprocess.PIPE, text=True, check=True, timeout=HANG
             )
             assert all(f"removed {host}" in done.stdout for host in hosts)
         wait_until_gone(pids)

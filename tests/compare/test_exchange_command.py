@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
 from thinwire import cli
 from thinwire.compare import speed, whole
 from thinwire.compare.cases import Case, prepare
@@ -142,4 +143,4 @@ def test_words_need_no_torch():
     code = (
         "import sys; from thinwire.compare.command import parse_compare as parse; parse(['--exchange', 'x']); print('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout == "False\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True).stdout == "False\n"
