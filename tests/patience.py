@@ -13,7 +13,7 @@ HANG = 300.0
 POLL_SECONDS = 0.01
 
 
-def wait_until(holds: Callable[[], object], alive: Callable[[], object] = lambda: True) -> None:
+def wait_until(holds: Callable[[], object], *, alive: Callable[[], object] = lambda: True) -> None:
     """Return when something holds; fail when whoever should bring it about is gone, or when it never happens."""
     deadline = time.monotonic() + HANG
     while not holds():

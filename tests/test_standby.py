@@ -35,6 +35,13 @@ CONFIG = run_config(3, "auto", {"name": "dense"})
 FIRST, MIDDLE, LAST = (Place(0, stage) for stage in range(3))
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """Let questions take as long as a busy machine needs."""
+    monkeypatch.setattr(standby, "ASK_SECONDS", HANG)
+    monkeypatch.setattr(standby, "OPTIONS", replace(standby.OPTIONS, establish_seconds=HANG, reconnect_seconds=HANG))
+
+
 @pytest.fixture
 def roster(identities) -> Roster:
     return local_roster(identities, 3, standbys=2)
@@ -66,11 +73,13 @@ def test_a_standby_takes_one_place_and_says_so_to_everyone(roster, identities):
 
 
 def test_a_standby_that_is_not_needed_hears_that_the_run_is_over(roster, identities, monkeypatch):
-    monkeypatch.setattr(standby, "OPTIONS", replace(standby.OPTIONS, reconnect_seconds=0.5))
     with desk_of(roster, identities[4]) as desk:
-        absent, answer = Questions(roster, identities[0], FIRST, CONFIG).ask_all("over")
-        assert desk.wait(Stop()) is None and desk.over and answer == Answer(desk.me, None)
+        with monkeypatch.context() as patch:  # nobody is there: no need to wait long
+            patch.setattr(standby, "OPTIONS", replace(standby.OPTIONS, reconnect_seconds=0.5))
+            absent = Questions(roster, identities[0], FIRST, CONFIG).ask(roster.standbys[0], "over")
         assert "no connection to standby 0" in absent.problem
+        answer = Questions(roster, identities[0], FIRST, CONFIG).ask(desk.me, "over")
+        assert desk.wait(Stop()) is None and desk.over and answer == Answer(desk.me, None)
         assert Questions(roster, identities[0], FIRST, CONFIG).ask(desk.me, "take", MIDDLE).place is None  # too late
 
 
