@@ -256,8 +256,9 @@ def test_a_question_that_waits_behind_bytes_that_still_move_raises_no_doubt(worl
             stop(link)
         loop, now = right._loop, time.monotonic()
         arrived, more = loop._arrived, True
-        loop._connection = types.SimpleNamespace(underway=lambda: (arrived, more))
+        loop.connection = types.SimpleNamespace(underway=lambda: (arrived, more))
         loop.heartbeat.begin(now)
+        loop.heartbeat.rtt = None
         loop.heartbeat.ping(now)
         for late in (1000.0, 2000.0):
             arrived += 1

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from link.support import World, pair, wait_until
+from link.support import World, pair
+from patience import HANG, wait_until
 from thinwire.checkpoint import Position
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.link.errors import LinkError, ProtocolError
@@ -186,9 +187,9 @@ def test_a_manifest_that_is_none_is_refused_by_name_at_both_ends(tmp_path, manif
         name = b"step-000004"
         for number, data in enumerate((b"weights", manifest)):
             piece = PIECE.pack(0, number, len(name), 0, len(data)) + name + data
-            left.send(Frame.make(Kind.SNAPSHOT, piece, channel=Channel.BULK), 20)
+            left.send(Frame.make(Kind.SNAPSHOT, piece, channel=Channel.BULK), HANG)
         with pytest.raises(LinkError, match="SNAPSHOT is another sha256"):
-            left.receive(Channel.CONTROL, 20)
+            left.receive(Channel.CONTROL, HANG)
         with pytest.raises(LinkError, match=r"did not arrive.*SNAPSHOT is another sha256"):
             keeper.wait_for("step-000002")
         end((left, right), (keeper,))
