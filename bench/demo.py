@@ -1,6 +1,6 @@
 """`make demo`: four workers over an emulated 2 Mbit/s line, uncompressed against subspace, the same training time each.
 
-    .venv/bin/python bench/demo.py [--seconds 50] [--batch 8] [--profile dsl_2mbps] [--out runs/demo]
+    .venv/bin/python bench/demo.py [--seconds 50] [--batch 6] [--profile dsl_2mbps] [--out runs/demo]
 
 Prints a live table of stages and links, at the end one table, and draws the loss against time and against the bytes sent. The batch is
 small, so that the uncompressed side does a dozen steps in its time: both sides train on the same batches, one of them gets further.
@@ -128,7 +128,7 @@ def draw(results: dict[str, Result], path: Path, arguments: argparse.Namespace) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=50.0, help="training time of each side")
-    parser.add_argument("--batch", type=int, default=8, help="sequences per step, and microbatches")
+    parser.add_argument("--batch", type=int, default=6, help="sequences per step, and microbatches")
     parser.add_argument("--profile", default="dsl_2mbps", help="link profile to emulate")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the runs and the picture")
     arguments = parser.parse_args()
