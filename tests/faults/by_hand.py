@@ -58,6 +58,7 @@ class Hand:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOAD)
         self.started: list[Any] = []
+        self.named: dict[str, Any] = {}
 
     def __enter__(self) -> Hand:
         return self
@@ -75,11 +76,12 @@ class Hand:
         process = self.context.Process(target=be, args=(words, str(self.folder / name), faults, hold))
         process.start()
         self.started.append(process)
+        self.named[name] = process
         return process
 
     def await_hold(self, name: str) -> None:
         """Return when a command has come to the step before which it stands still."""
-        wait_until((self.folder / f"{name}.held").exists, alive=lambda: all(process.exitcode is None for process in self.started))
+        wait_until((self.folder / f"{name}.held").exists, alive=lambda: self.named[name].exitcode is None)
 
     def let_go(self, name: str) -> None:
         """Let a command go on, now or when it comes there."""
