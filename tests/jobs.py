@@ -8,8 +8,8 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from unittest import mock
@@ -18,8 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from patience import HANG, wait_until
 from thinwire.codecs import registry
 from thinwire.config import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.link.frame import Frame
 from thinwire.link.link import Link
 from thinwire.link.roster import STANDBYS, Place, Roster, Worker
 from thinwire.link.tls import Identity
@@ -95,7 +97,7 @@ def gloo_engine(config: RunConfig, index: int, store: str) -> Iterator[Engine]:
     """Open one stage over gloo, which does not pack."""
     stages = config.pipeline.stages
     files = dist.FileStore(store, stages)
-    dist.init_process_group("gloo", store=files, rank=index, world_size=stages, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", store=files, rank=index, world_size=stages, timeout=timedelta(seconds=HANG))
     try:
         codec = build_codec(config)
         stage = build_stage(config.model, cut_layers(config.model.layers, stages, config.pipeline.split), index, codec, config.seed)
@@ -150,25 +152,21 @@ def train_stage(config: RunConfig, index: int, roster: Roster, identity: Identit
     from thinwire.train import Trainer
 
     with link_pipeline(config, index, roster, identity) as pipeline:
-        over = threading.Event()
-        links = [port.link for port in pipeline.ports.values()]
-        breaker = threading.Thread(target=_reset, args=(links, over, index))
-        if resets:
-            breaker.start()
-        try:
+        with _resets([port.link for port in pipeline.ports.values()], index) if resets else contextlib.nullcontext():
             summary = Trainer(config, folder, pipeline).run()
-        finally:
-            over.set()
-            if resets:
-                breaker.join()
         return {"summary": summary, "reconnects": [link["reconnects"] for link in pipeline.link_meters()]}
 
 
-def _reset(links: list[Link], over: threading.Event, seed: int) -> None:
-    """Break connections until the run is over, each time a random one, some frames apart."""
-    generator = random.Random(seed)
-    while not over.wait(generator.uniform(0.0, 0.15)):
-        generator.choice(links).reset_connection()
+def _resets(links: list[Link], seed: int) -> AbstractContextManager:
+    """Break a random one of this stage's connections behind every third frame or so, while the I/O threads are at work on it."""
+    generator, send = random.Random(seed), Link.send
+
+    def sent(self: Link, frame: Frame, timeout: float | None = None) -> None:
+        send(self, frame, timeout)
+        if generator.random() < 0.3:
+            generator.choice(links).reset_connection()
+
+    return mock.patch.object(Link, "send", sent)
 
 
 def command(words: list[str], interrupt: Path | None = None) -> tuple[int, str, str]:
@@ -184,6 +182,5 @@ def command(words: list[str], interrupt: Path | None = None) -> tuple[int, str, 
 
 
 def _press(path: Path) -> None:
-    while not (path.exists() and path.stat().st_size):
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and path.stat().st_size)
     os.kill(os.getpid(), signal.SIGINT)

@@ -14,7 +14,6 @@ from test_join import join_words, loopback
 from thinwire import checkpoint, cli
 from thinwire.pipeline.copies import Copies
 
-pytestmark = pytest.mark.timeout(600)
 WORDS = ("--train.steps", "9", "--train.checkpoint_every", "1", "--train.validate_every", "0")
 
 
@@ -26,7 +25,7 @@ def run_apart(pool, config, tmp_path: Path, stages: int, *words: str) -> list[Pa
     """Train with each stage on a machine of its own; return their folders."""
     homes = loopback(tmp_path, stages)
     jobs = [(join_words(home, stage, config, "--pipeline.stages", str(stages), *WORDS, *words),) for stage, home in enumerate(homes)]
-    results = pool.run(command, jobs, timeout=300)
+    results = pool.run(command, jobs)
     assert [code for code, _, _ in results] == [0] * stages, results
     return homes
 

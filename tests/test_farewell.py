@@ -16,7 +16,6 @@ import pytest
 from thinwire import cli
 from thinwire.checkpoint import newest
 
-pytestmark = pytest.mark.timeout(300)
 STOPPING = "stopping after the step under way; Ctrl-C again ends at once"
 
 

@@ -88,7 +88,6 @@ ABSURD = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("word", ABSURD)
 def test_sizes_that_no_machine_has_are_refused_at_once(word, config, tmp_path, no_workers, capsys):
     line = refused(capsys, ["--config", config, "--run", str(tmp_path / "run"), f"--{word}", ABSURD[word]])

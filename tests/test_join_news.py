@@ -12,14 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from jobs import command
 from test_join import join_words
 from thinwire import cli
 from thinwire.scratch import free_ports
 
-pytestmark = pytest.mark.timeout(300)
 NAMES = ("attic", "barn")
 QUICK = ("--link.ping_seconds", "0.2", "--link.silent_seconds", "2", "--train.validate_every", "0")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
+
 PAGE = Path(__file__).parent.parent / "docs" / "writing_a_codec.md"
 
 
@@ -27,30 +29,28 @@ def install(folder: Path) -> None:
     (facts / "entry_points.txt").write_text(f"[thinwire.codecs]\ngrouped = {entry}\n")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode, bits, both_ways", [("workers", (), 2 * 16 + 2.125), ("inprocess", ("--codec.bits", "4"), 2 * 6 + 2.125)])
 def test_a_codec_from_elsewhere_trains(config, tmp_path, mode, bits, both_ways):
     install(tmp_path)
     words = ["--config", config, "--run", str(tmp_path / "run"), "--codec.name", "grouped", "--pipeline.mode", mode, *bits]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    subprocess.run([sys.executable, "-m", "thinwire", "train", *words], env=environment, check=True, timeout=100, capture_output=True)
+    subprocess.run([sys.executable, "-m", "thinwire", "train", *words], env=environment, check=True, timeout=HANG, capture_output=True)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["codec"] == "grouped" and summary["steps"] == 6
     assert summary["bytes_per_token_forward"] + summary["bytes_per_token_backward"] == pytest.approx(both_ways)
 
 
-@pytest.mark.timeout(120)
 def test_it_obeys_the_laws(tmp_path):
     install(tmp_path)
     tests = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "grouped"]
     command += [str(tests / "codecs" / "test_laws.py"), str(tests / "pipeline" / "test_codecs.py")]
-    result = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=HANG)
     assert result.returncode == 0 and "passed" in result.stdout, result.stdout
 
 
 def test_the_help_lists_its_options(tmp_path):
     install(tmp_path)
     command = [sys.executable, "-m", "thinwire", "train", "--codec.name", "grouped", "--help"]
-    result = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=HANG)
     assert "--codec.size" in result.stdout

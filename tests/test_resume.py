@@ -16,7 +16,6 @@ from thinwire.checkpoint import step_of, steps
 from thinwire.configfile import read
 from thinwire.lock import LOCK_FILE, locked
 
-pytestmark = pytest.mark.timeout(300)
 WORKERS = ("--pipeline.mode", "workers")
 
 

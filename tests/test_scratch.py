@@ -8,16 +8,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
+from patience import wait_until
 from test_launch import Supervisor, needs_proc
 from thinwire.link.roster import Place, read_roster
 from thinwire.scratch import OWNER_FILE, PREFIX, held_ports, remove_orphans, scratch_folder
 
-pytestmark = pytest.mark.timeout(600)
 HOLD = """
 import sys
 from thinwire.scratch import scratch_folder
@@ -94,7 +93,7 @@ def test_a_launcher_that_is_killed_leaves_keys_only_until_the_next_start(config,
         run.wait_for_steps()
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
-        run.assert_alone(60)
+        run.assert_alone()
     assert list(temporary.glob(f"{PREFIX}*/*/key.pem"))
     with scratch_folder():
         assert len(list(temporary.glob(f"{PREFIX}*"))) == 1
@@ -111,8 +110,7 @@ def test_nobody_gets_the_port_of_a_lost_worker(config, temporary):
         lost = run.worker(1)
         os.kill(run.process.pid, signal.SIGSTOP)
         os.kill(lost, signal.SIGKILL)
-        while lost in run.members():
-            time.sleep(0.02)
+        wait_until(lambda: lost not in run.members())
         for port in ports:
             with pytest.raises(OSError, match="Address already in use"):
                 socket.create_server(("127.0.0.1", port))
@@ -120,4 +118,4 @@ def test_nobody_gets_the_port_of_a_lost_worker(config, temporary):
         lines = iter(run.process.stdout.readline, "")
         assert any("all stages go on from step" in line for line in lines)
         os.kill(run.process.pid, signal.SIGTERM)
-        assert run.end(300)[0] == 0
+        assert run.end()[0] == 0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import HANG
 from thinwire import configfile, settings
 from thinwire.codecs import registry
 from thinwire.config import DataConfig, ModelConfig, RunConfig, TrainConfig
@@ -175,7 +176,7 @@ def test_help_works_beside_resume_and_an_existing_folder(capsys, tmp_path):
 
 def test_settings_import_no_torch():
     code = "import sys, thinwire.settings; assert not {'torch', 'tyro', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code], timeout=HANG, check=True)
 
 
 # Refused words and files ----------------------------------------------------------------------------------------------------------------

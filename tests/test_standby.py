@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from faults.by_hand import Hand, signal_to, steps_done, wait_until
+from faults.by_hand import Hand, ended, signal_to, steps_done
 from faults.inject import Fault
 from jobs import local_roster, run_config
+from patience import HANG, wait_until
 from runs import train
 from test_join import assert_same, join_words
 from thinwire import cli, standby
@@ -30,9 +31,15 @@ from thinwire.standby import SERVICE, Answer, Desk, Questions
 from thinwire.stop import Stop
 from thinwire.watchdog import EXIT_STUCK
 
-pytestmark = pytest.mark.timeout(180)
 CONFIG = run_config(3, "auto", {"name": "dense"})
 FIRST, MIDDLE, LAST = (Place(0, stage) for stage in range(3))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """Let questions take as long as a busy machine needs."""
+    monkeypatch.setattr(standby, "ASK_SECONDS", HANG)
+    monkeypatch.setattr(standby, "OPTIONS", replace(standby.OPTIONS, establish_seconds=HANG, reconnect_seconds=HANG))
 
 
 @pytest.fixture
@@ -66,11 +73,13 @@ def test_a_standby_takes_one_place_and_says_so_to_everyone(roster, identities):
 
 
 def test_a_standby_that_is_not_needed_hears_that_the_run_is_over(roster, identities, monkeypatch):
-    monkeypatch.setattr(standby, "OPTIONS", replace(standby.OPTIONS, reconnect_seconds=0.5))
     with desk_of(roster, identities[4]) as desk:
-        absent, answer = Questions(roster, identities[0], FIRST, CONFIG).ask_all("over")
-        assert desk.wait(Stop()) is None and desk.over and answer == Answer(desk.me, None)
+        with monkeypatch.context() as patch:  # nobody is there: no need to wait long
+            patch.setattr(standby, "OPTIONS", replace(standby.OPTIONS, reconnect_seconds=0.5))
+            absent = Questions(roster, identities[0], FIRST, CONFIG).ask(roster.standbys[0], "over")
         assert "no connection to standby 0" in absent.problem
+        answer = Questions(roster, identities[0], FIRST, CONFIG).ask(desk.me, "over")
+        assert desk.wait(Stop()) is None and desk.over and answer == Answer(desk.me, None)
         assert Questions(roster, identities[0], FIRST, CONFIG).ask(desk.me, "take", MIDDLE).place is None  # too late
 
 
@@ -118,7 +127,7 @@ def test_a_question_that_is_none_is_refused(roster, identities, message, capsys)
         link = Link.connect(desk.me, identities[0], asker.terms, Contract(), service=SERVICE)
         link.send(Frame.make(Kind.STEP, message, epoch=0))
         with pytest.raises(LinkError, match="frame refused"):
-            link.receive(Channel.CONTROL, 20)
+            link.receive(Channel.CONTROL, HANG)
         link.close()
         assert desk.place is None and not desk.over
 
@@ -177,26 +186,28 @@ def test_a_standby_has_no_stage_of_its_own(tmp_path, config, capsys):
 
 
 WORDS = ("--pipeline.stages", "3", "--train.steps", "40", "--train.checkpoint_every", "4", "--train.validate_every", "0")
-LINK = ("--link.profile", "100mbps_10ms", "--link.silent_seconds", "3", "--link.standby_seconds", "1", "--link.reconnect_seconds", "40")
+LINK = ("--link.profile", "100mbps_10ms", "--link.silent_seconds", "3", "--link.standby_seconds", "1", "--link.reconnect_seconds", "300")
 PATIENT = ("--link.standby_seconds", "8")
 """Where two stages survive side by side: longer than one of them needs to go over to the next epoch."""
 
 
-def ended(process, seconds: float = 60.0) -> int:
-    process.join(seconds)
-    assert process.exitcode is not None, "still running"
-    return process.exitcode
-
-
 class Run:
-    """A run of three machines with standbys, started by hand."""
+    """A run of three machines with standbys, started by hand; machines may stand still before a step (`machine_1=20`)."""
 
     def __init__(
-        self, folder: Path, config: str, hand: Hand, *more: str, standbys: int, last: str | None = None, fault: Fault | None = None
+        self,
+        folder: Path,
+        config: str,
+        hand: Hand,
+        *more: str,
+        standbys: int,
+        last: str | None = None,
+        fault: Fault | None = None,
+        **hold: int,
     ) -> None:
         ports = [f"127.0.0.1:{port}" for port in free_ports(3)]
         self.homes, self.spares = crowd(folder, [*ports[:2], last or ports[2]], standbys)
-        self.hand, self.processes = hand, {}
+        self.hand, self.processes, self.hold = hand, {}, hold
         words = (*WORDS, *LINK, *more)
         self.words = {home.name: join_words(home, stage, config, *words) for stage, home in enumerate(self.homes)}
         self.words |= {home.name: standby_words(home, config, *words) for home in self.spares}
@@ -204,10 +215,12 @@ class Run:
             self.start(home, faults=[fault] if fault and home == self.homes[fault.stage] else [])
 
     def start(self, home: Path, *more: str, name: str = "", faults: Sequence[Fault] = ()) -> None:
-        self.processes[name or home.name] = self.hand.start([*self.words[home.name], *more], name or home.name, faults)
+        name = name or home.name
+        self.processes[name] = self.hand.start([*self.words[home.name], *more], name, faults, hold=self.hold.get(name.replace("-", "_")))
 
     def await_copy(self, stage: int, keeper: int) -> None:
-        """Wait until a neighbour keeps a checkpoint of a stage."""
+        """Wait until the machine of a stage stands still and a neighbour keeps a checkpoint of it."""
+        self.hand.await_hold(self.homes[stage].name)
         wait_until(lambda: list((self.homes[keeper] / "run/copies").glob(f"step-*/stage-{stage}.json")))
 
     def lose(self, home: Path) -> None:
@@ -235,7 +248,7 @@ def test_a_standby_takes_the_place_of_a_lost_machine(config, tmp_path):
     """Both neighbours of a machine that is lost with its disk find the same standby; nobody types anything."""
     alone = train(config, tmp_path / "alone", *WORDS)
     with Hand(tmp_path) as hand:
-        run = Run(tmp_path, config, hand, standbys=1)
+        run = Run(tmp_path, config, hand, standbys=1, machine_1=20)
         run.await_copy(1, keeper=2)
         run.lose(run.homes[1])
         run.finish()
@@ -253,7 +266,7 @@ def test_a_standby_takes_the_place_of_a_stuck_machine(config, tmp_path):
     alone = train(config, tmp_path / "alone", *WORDS)
     with Hand(tmp_path) as hand:
         run = Run(tmp_path, config, hand, "--train.stuck_seconds", "8", standbys=1, fault=Fault(1, "forward", 50, "stuck"))
-        assert ended(run.processes.pop(run.homes[1].name), 300) == EXIT_STUCK
+        assert ended(run.processes.pop(run.homes[1].name)) == EXIT_STUCK
         run.finish()
         assert "stage 1 done" in hand.printed(run.spares[0].name)[0]
     assert_same(run.homes[0], alone)
@@ -277,12 +290,14 @@ def test_the_first_stage_is_lost_and_comes_back_too_late(config, tmp_path):
     """The old machine still has its disk: it is told that its place is taken. A second standby hears that the run is over."""
     alone = train(config, tmp_path / "alone", *WORDS)
     with Hand(tmp_path) as hand:
-        run = Run(tmp_path, config, hand, *PATIENT, standbys=2)
+        run = Run(tmp_path, config, hand, *PATIENT, standbys=2, machine_0=20, machine_3=30)
         run.await_copy(0, keeper=1)
         signal_to(run.processes[run.homes[0].name], signal.SIGKILL)
         run.processes.pop(run.homes[0].name).join()
-        wait_until(lambda: steps_done(run.spares[0] / "run", 0) > 0)
+        hand.await_hold(run.spares[0].name)
         run.start(run.homes[0], "--resume", name="old")
+        assert ended(run.processes["old"]) == 2
+        hand.let_go(run.spares[0].name)
         run.finish("old")
         assert "has taken the place of this worker, replica 0 stage 0" in hand.printed("old")[1]
         assert "the run is over" in hand.printed(run.spares[1].name)[0]
@@ -294,10 +309,11 @@ def test_a_frozen_machine_wakes_up_after_a_standby_took_its_place(config, tmp_pa
     """The last stage only dials out. It ends and says why: never two workers of one stage."""
     alone = train(config, tmp_path / "alone", *WORDS)
     with Hand(tmp_path) as hand:
-        run = Run(tmp_path, config, hand, *PATIENT, standbys=1, last="none")
+        run = Run(tmp_path, config, hand, *PATIENT, standbys=1, last="none", machine_2=20)
         run.await_copy(2, keeper=1)
         old = run.processes[run.homes[2].name]
         signal_to(old, signal.SIGSTOP)
+        hand.let_go(run.homes[2].name)
         wait_until(lambda: steps_done(run.spares[0] / "run", 2) > 0)
         signal_to(old, signal.SIGCONT)
         run.finish(run.homes[2].name)
@@ -311,14 +327,14 @@ def test_a_standby_is_lost_too_and_then_all_are_started_again(config, tmp_path):
     """The next standby takes over from the first; a stop and --resume everywhere find everyone in the new places."""
     alone = train(config, tmp_path / "alone", *WORDS)
     with Hand(tmp_path) as hand:
-        run = Run(tmp_path, config, hand, standbys=2)
+        run = Run(tmp_path, config, hand, standbys=2, machine_1=20, machine_3=28, machine_4=36)
         run.await_copy(1, keeper=2)
         run.lose(run.homes[1])
-        before = steps_done(run.homes[0] / "run", 0)
-        wait_until(lambda: steps_done(run.spares[0] / "run", 1) > before + 1)
+        hand.await_hold(run.spares[0].name)
         run.lose(run.spares[0])
-        wait_until(lambda: steps_done(run.spares[1] / "run", 1) > 0)
+        hand.await_hold(run.spares[1].name)
         signal_to(run.processes[run.homes[0].name], signal.SIGTERM)
+        hand.let_go(run.spares[1].name)
         run.finish()
         assert steps_done(run.homes[0] / "run", 0) < 40
         assert "--standby" in hand.printed(run.spares[1].name)[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from patience import HANG
 from runs import train
 from thinwire import cli, track
 from thinwire.configfile import from_toml, load
@@ -400,7 +401,7 @@ def python(code: str, home: Path, *words: str) -> str:
     """Run code in a process whose trackio has its home in a folder; the environment tempts it with an account and servers."""
     tempting = {"HF_TOKEN": "hf_none", "TRACKIO_SPACE_ID": "nobody/nothing", "TRACKIO_SERVER_URL": "http://127.0.0.1:9/?write_token=x"}
     environment = {**os.environ, **tempting, "TRACKIO_DIR": str(home)}
-    done = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

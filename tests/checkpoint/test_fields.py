@@ -107,7 +107,6 @@ def endpoint(path: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="makes pipes and links to devices")
 @pytest.mark.parametrize("make", [pipe, device, Path.mkdir, endpoint])
 @pytest.mark.parametrize("name", ["stage-0.json", "stage-0.safetensors"])
-@pytest.mark.timeout(60)
 def test_what_is_no_file_is_refused_at_once(run, name, make, monkeypatch):
     folder = run / "checkpoints/step-000002"
     monkeypatch.chdir(folder)  # the address of an endpoint is short

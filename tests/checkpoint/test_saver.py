@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.support import FACTS, trained
+from patience import HANG
 from thinwire import checkpoint
 from thinwire.checkpoint import Position, Saver, saver
 
@@ -29,7 +30,7 @@ class Gate:
     def write(self, folder: Path, parts) -> None:
         self.written.append(folder.name)
         self.reached.set()
-        assert self.opened.wait(20)
+        assert self.opened.wait(HANG)
         self.original(folder, parts)
 
 
@@ -73,7 +74,7 @@ def test_a_newer_one_replaces_the_one_that_waits_and_never_three_are_in_memory(t
     mine = Saver(tmp_path, [0], FACTS)
     for step in (1, 2, 3):
         mine.save(pipeline.stages[:1], optimizers[:1], Position(step, 0.0))
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(HANG)
     gate.opened.set()
     mine.flush()
     assert gate.written == ["step-000001", "step-000003"] and mine.newest == 3
@@ -162,7 +163,7 @@ from thinwire.checkpoint import Position, Saver, saver
 import time
 original = saver.write_parts
 def slow(folder, parts):
-    time.sleep(1)
+    time.sleep(0.3)
     original(folder, parts)
 saver.write_parts = slow
 pipeline, optimizers = trained(1)
@@ -170,9 +171,8 @@ Saver(Path(sys.argv[1]), [0, 1], FACTS).save(pipeline.stages, optimizers, Positi
 """
 
 
-@pytest.mark.timeout(100)
 def test_the_end_of_the_interpreter_loses_no_write(tmp_path):
     here = str(Path(__file__).parents[1])
     code = f"import sys; sys.path.insert(0, {here!r})\n{ENDING}"
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=90).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=HANG).returncode == 0
     assert checkpoint.newest(tmp_path, 2).name == "step-000001"

@@ -47,7 +47,6 @@ def final_loss(codec: str, **options) -> tuple[float, float]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(200)
 def test_a_learned_code_and_the_largest_values_beat_random_ones():
     """The study's third step, that the learned code beats the largest values, did not show here: docs/log.md has the figures."""
     found = {name: final_loss(name, **options) for name, options in AT_A_SIXTEENTH.items()}

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from patience import HANG
 from thinwire import cli
 from thinwire.codecs import registry
 from thinwire.compare import learn, speed
@@ -111,7 +112,7 @@ def test_a_speed_row_measures_the_compressed_phase(config):
 
 def test_help_and_words_need_no_torch():
     code = "import sys; from thinwire.compare.command import parse_compare; parse_compare(['dense']); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout == "False\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True).stdout == "False\n"
     with pytest.raises(SystemExit) as ended:
         cli.main(["compare", "--help"])
     assert ended.value.code == 0

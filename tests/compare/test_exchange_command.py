@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
 from thinwire import cli
 from thinwire.compare import speed, whole
 from thinwire.compare.cases import Case, prepare
@@ -69,9 +70,9 @@ def test_without_replicas_it_says_what_to_add(config, capsys):
 def test_words_go_where_they_belong(config):
     words = ["--exchange", "allreduce", "local:steps=3", "--links", "open", "--config", config, "--steps", "8", *PAIR]
     command = parse_compare([*words, "--codec.name", "dense", "--train.validate_every", "2", "--redraw"])
-    assert command.out == Path("docs/exchanges") and [spec.text for spec in command.specs] == ["allreduce", "local:steps=3"]
+    assert command.out == Path("out/exchanges") and [spec.text for spec in command.specs] == ["allreduce", "local:steps=3"]
     assert parse_compare(shlex.split(command.line)[2:]) == command
-    assert parse_compare([*words, "--out", "here"]).out == Path("here") and parse_compare(["dense"]).out == Path("docs/scoreboard")
+    assert parse_compare([*words, "--out", "here"]).out == Path("here") and parse_compare(["dense"]).out == Path("out/board")
     _, case = prepare(command)
     learning = case.learning(4)
     assert (learning.seed, learning.train.steps, learning.codec.name, learning.pipeline.mode) == (4, 8, "dense", "workers")
@@ -142,4 +143,4 @@ def test_words_need_no_torch():
     code = (
         "import sys; from thinwire.compare.command import parse_compare as parse; parse(['--exchange', 'x']); print('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout == "False\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True).stdout == "False\n"

@@ -56,7 +56,6 @@ def forbid(monkeypatch):
     return apply
 
 
-@pytest.mark.timeout(120)
 def test_a_whole_comparison_and_again(config, tmp_path, capsys, forbid):
     (tmp_path / "specs.txt").write_text("dense\n# Equal width\nsubspace:rank=6\n")
     words = ("@specs.txt", "--links", "open", "20mbps_5ms", "--seeds", "0", "1")
@@ -64,28 +63,28 @@ def test_a_whole_comparison_and_again(config, tmp_path, capsys, forbid):
     printed = capsys.readouterr().out
     assert "[4/4] learn subspace-rank6 seed 1: validation loss" in printed and "[4/4] speed subspace-rank6 on 20mbps_5ms: " in printed
     assert max(map(len, printed.splitlines())) <= 120
-    row = read("docs/scoreboard/learn/subspace-rank6-6-1.json")
+    row = read("out/board/learn/subspace-rank6-6-1.json")
     assert row["spec"] == "subspace:rank=6" and row["seed"] == 1 and row["steps"] == 6 and row["tokens"] == 6 * 4 * 16
     assert list(row["curve"]) == ["2", "4", "6"] and row["curve"]["6"] == row["val_loss"]
     assert row["bytes_per_token_forward"] == 12 + 2 * 17 / 16 and row["bytes_per_token_backward"] == 12
     assert row["settings"]["train.steps"] == 6 and "--codec.name subspace" in row["command"] and row["torch"] and row["thinwire"]
-    timed = read("docs/scoreboard/speed/dense-20mbps_5ms.json")
+    timed = read("out/board/speed/dense-20mbps_5ms.json")
     assert timed["tokens_per_second"] == pytest.approx(64 / timed["seconds_per_step"]) and timed["turns"][0]["steps"] == 4
     assert len(timed["peak_rss_bytes"]) == 2 and min(timed["peak_rss_bytes"]) > 0 and timed["turns"][0]["socket_bytes"] > 0
     assert timed["turns"][0]["load_average"] is not None
-    table = Path("docs/scoreboard/screen.md").read_text()
+    table = Path("out/board/screen.md").read_text()
     assert "| **Equal width** |" in table and "| subspace:rank=6 |" in table and "seeds 0, 1" in table and " ± " in table
-    assert {path.name for path in Path("docs/scoreboard/plots/screen").iterdir()} == {
+    assert {path.name for path in Path("out/board/plots/screen").iterdir()} == {
         f"{name}.{ending}" for name in ("1-steps", "2-bytes", "3-open", "4-20mbps_5ms") for ending in ("png", "svg")
     }
-    page = Path("docs/scoreboard.md").read_text()
-    assert page.startswith("# Scoreboard\n") and "](scoreboard/plots/screen/4-20mbps_5ms.png)" in page
-    assert all((tmp_path / "docs" / part.split(")")[0]).exists() for part in page.split("](")[1:])
-    before = files("docs")
+    page = Path("out/board.md").read_text()
+    assert page.startswith("# Board\n") and "](board/plots/screen/4-20mbps_5ms.png)" in page
+    assert all((tmp_path / "out" / part.split(")")[0]).exists() for part in page.split("](")[1:])
+    before = files("out")
     forbid()
     for more in ((), ("--redraw",)):
         compare(config, *words, *more)
-        after = files("docs")
+        after = files("out")
         assert {path: data for path, (data, _) in after.items()} == {path: data for path, (data, _) in before.items()}
         assert all(after[path] == before[path] for path in before if path.endswith(".json"))
 
@@ -93,15 +92,15 @@ def test_a_whole_comparison_and_again(config, tmp_path, capsys, forbid):
 def test_redraw_of_missing_rows_trains_nothing(config, forbid):
     forbid()
     compare(config, "dense", "subspace", "--links", "open", "--redraw")
-    table = Path("docs/scoreboard/screen.md").read_text()
+    table = Path("out/board/screen.md").read_text()
     assert "| dense | - | - | - |" in table and "dense has no learning row" in table
-    assert not Path("docs/scoreboard/learn").exists() and not Path("runs").exists()
+    assert not Path("out/board/learn").exists() and not Path("out/board/runs").exists()
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_finished_run_folder_gives_the_row(config, forbid):
     compare(config, "dense", "--links")
-    path = Path("docs/scoreboard/learn/dense-6-0.json")
+    path = Path("out/board/learn/dense-6-0.json")
     before = path.read_bytes()
     path.unlink()
     forbid()
@@ -116,8 +115,8 @@ def test_an_interrupted_row_goes_on_and_is_the_same(config, monkeypatch, text, l
     """A warm-up changes the bytes of the first steps: a resumed run must count those of before too."""
     words = (text, "--links", "--target", "4")
     compare(config, *words)
-    (path,) = Path("docs/scoreboard/learn").iterdir()
-    folder, before = Path("runs/compare") / path.stem, path.read_bytes()
+    (path,) = Path("out/board/learn").iterdir()
+    folder, before = Path("out/board/runs") / path.stem, path.read_bytes()
     path.unlink()
     (folder / "summary.json").unlink()
     if lost != "summary":
@@ -144,12 +143,12 @@ def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeyp
 
     monkeypatch.setattr(learn.Trainer, "step", stopping)
     compare(config, "dense", "--links", code=130)
-    assert not Path("docs/scoreboard/learn/dense-6-0.json").exists() and not Path("docs/scoreboard/screen.md").exists()
+    assert not Path("out/board/learn/dense-6-0.json").exists() and not Path("out/board/screen.md").exists()
     compare(config, "dense", "--links")
-    resumed = read("docs/scoreboard/learn/dense-6-0.json")
-    shutil.rmtree("docs"), shutil.rmtree("runs")
+    resumed = read("out/board/learn/dense-6-0.json")
+    shutil.rmtree("out")
     compare(config, "dense", "--links")
-    assert read("docs/scoreboard/learn/dense-6-0.json") == resumed
+    assert read("out/board/learn/dense-6-0.json") == resumed
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -159,10 +158,40 @@ def test_rows_and_runs_of_other_settings_are_refused(config, capsys, forbid):
     compare(config, "dense", "--links", "--train.rate", "0.1", code=2)
     error = capsys.readouterr().err
     assert "dense-6-0.json was made with train.rate = 0.003, this comparison has 0.1; give --out another folder" in error
-    Path("docs/scoreboard/learn/dense-6-0.json").unlink()
+    Path("out/board/learn/dense-6-0.json").unlink()
     compare(config, "dense", "--links", "--train.rate", "0.1", code=2)
     error = capsys.readouterr().err
-    assert "runs/compare/dense-6-0 was made with train.rate = 0.003, this comparison has 0.1; remove that run" in error
+    assert "out/board/runs/dense-6-0 was made with train.rate = 0.003, this comparison has 0.1; remove that run" in error
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_another_corpus_has_rows_runs_and_a_board_of_its_own(config, tmp_path, capsys, forbid):
+    """The same command with another text, in the same folder: nothing is refused, mixed or overwritten."""
+    compare(config, "dense", "--links", "open")
+    first = files("out")
+    (tmp_path / "my book.txt").write_text("".join(f"In the year {number} nothing much happened.\n" for number in range(800)))
+    words = ("dense", "--links", "open", "--data.source", str(tmp_path / "my book.txt"))
+    compare(config, *words)
+    assert "out/board holds rows of another corpus" in capsys.readouterr().out
+    assert {path: data for path, data in files("out").items() if path in first and path != "out/board.md"} == {
+        path: data for path, data in first.items() if path != "out/board.md"
+    }
+    (learnt,), (timed,), (board,) = (list(Path("out/board").glob(f"{place}*my_book-*")) for place in ("learn/", "speed/", "screen-"))
+    assert read(str(learnt))["settings"]["data.source"] == words[-1] == read(str(timed))["settings"]["data.source"]
+    assert {path.name for path in Path("out/board/runs").iterdir()} == {"dense-6-0", learnt.stem}
+    assert all(f"## {name}\n" in Path("out/board.md").read_text() for name in ("screen", board.stem))
+    shutil.move("out/board/learn/dense-6-0.json", tmp_path)  # what has its own names keeps them
+    forbid()
+    compare(config, *words)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_folders_share_nothing(config, tmp_path):
+    """Other settings need another --out, and nothing but that."""
+    compare(config, "dense", "--links")
+    compare(config, "dense", "--links", "--train.rate", "0.1", "--out", "elsewhere")
+    assert read("elsewhere/learn/dense-6-0.json")["settings"]["train.rate"] == 0.1
+    assert {path.name for path in tmp_path.iterdir()} >= {"out", "elsewhere"} and not Path("runs").exists()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -180,13 +209,13 @@ def test_a_row_that_fails_leaves_the_others_their_turn(config, capsys, monkeypat
     assert "[0/2] learn subspace seed 0: failed: training has diverged" in captured.out
     assert "[1/2] learn dense seed 0: validation loss" in captured.out
     assert "1 rows are missing; learn subspace seed 0: training has diverged; leave that spec out" in captured.err
-    assert "| subspace | - |" in Path("docs/scoreboard/screen.md").read_text()
+    assert "| subspace | - |" in Path("out/board/screen.md").read_text()
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_row_older_than_a_setting_is_kept_and_a_torn_one_refused(config, capsys, forbid):
     compare(config, "dense", "--links")
-    path = Path("docs/scoreboard/learn/dense-6-0.json")
+    path = Path("out/board/learn/dense-6-0.json")
     row = read(str(path))
     del row["settings"]["model.output_bias"]
     path.write_text(json.dumps(row))
@@ -202,11 +231,11 @@ def test_a_row_older_than_a_setting_is_kept_and_a_torn_one_refused(config, capsy
 def test_boards_share_one_page_in_the_order_of_their_numbers(config):
     for name in ("10-late", "9-early"):
         compare(config, "dense", "--links", "--name", name)
-    Path("docs/scoreboard/discussion.md").write_text("What we see.\n")
+    Path("out/board/discussion.md").write_text("What we see.\n")
     compare(config, "dense", "--links", "--name", "other")
-    page = Path("docs/scoreboard.md").read_text()
+    page = Path("out/board.md").read_text()
     wanted = [
-        "# Scoreboard",
+        "# Board",
         "What we see.",
         "## 9-early",
         "plots/9-early/1-steps.png",
@@ -232,28 +261,27 @@ def test_without_matplotlib_there_is_still_a_table(config, capsys, monkeypatch):
         "no plots: matplotlib is not installed; in the checkout: pip install -c constraints.txt -e '.[plot]', then: thinwire compare dense"
         in capsys.readouterr().out
     )
-    assert Path("docs/scoreboard/screen.md").exists() and not Path("docs/scoreboard/plots").exists()
+    assert Path("out/board/screen.md").exists() and not Path("out/board/plots").exists()
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.timeout(120)
 def test_end_to_end_and_repeats(config, forbid):
     words = ("dense", "--links", "20mbps_5ms", "--end-to-end", "--repeats", "2")
     compare(config, *words)
-    row = read("docs/scoreboard/end_to_end/dense-6-0-20mbps_5ms.json")
-    alone = read("docs/scoreboard/learn/dense-6-0.json")
+    row = read("out/board/end_to_end/dense-6-0-20mbps_5ms.json")
+    alone = read("out/board/learn/dense-6-0.json")
     assert list(row["curve"]) == list(row["seconds"]) == ["2", "4", "6"]
     assert row["curve"] == pytest.approx(alone["curve"], rel=1e-6)
     assert 0 < row["seconds"]["2"] < row["seconds"]["4"] < row["seconds"]["6"]
-    timed = read("docs/scoreboard/speed/dense-20mbps_5ms.json")
+    timed = read("out/board/speed/dense-20mbps_5ms.json")
     assert len(timed["turns"]) == 2
     assert timed["seconds_per_step"] == pytest.approx(sum(turn["seconds_per_step"] for turn in timed["turns"]) / 2)
-    line = Path("docs/scoreboard/screen.md").read_text().splitlines()[-1]
+    line = Path("out/board/screen.md").read_text().splitlines()[-1]
     assert line.startswith("| dense | 20mbps_5ms | ")
     estimated, measured, ratio = (float(cell) for cell in line.split("|")[3:6])
     assert measured == pytest.approx((row["seconds"]["2"] + row["seconds"]["4"]) / 2, abs=0.01) and estimated > 0
     assert ratio == pytest.approx(measured / estimated, rel=0.1)
-    before = files("docs")
+    before = files("out")
     forbid()
     compare(config, *words)
-    assert {path: data for path, (data, _) in files("docs").items()} == {path: data for path, (data, _) in before.items()}
+    assert {path: data for path, (data, _) in files("out").items()} == {path: data for path, (data, _) in before.items()}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from patience import HANG
 from thinwire.data.tokenize import END, check_fits, encode_pieces, end_token, load_tokenizer, sample_text, train_tokenizer, vocabulary_size
 
 WORDS = ["stage", "boundary", "codec", "payload", "frame", "link", "basis", "rank", "replica", "größe", "naïve", "数据"]
@@ -138,4 +139,4 @@ def test_the_package_does_not_import_torch() -> None:
     import subprocess
 
     code = "import sys, thinwire.data.open; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG, check=False).returncode == 0

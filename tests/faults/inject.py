@@ -21,6 +21,7 @@ What it does there (`amount` is in seconds, unless something else stands here):
     cut          for `amount` nothing leaves this worker and nothing comes in, and no connection says so
     cut out      likewise, only of what leaves
     cut in       likewise, only of what comes in
+    hold         wait until the file `go` is there
     rate         the emulated line has from now on `amount` Mbit/s
     flip sent    one bit of the next frame is another one, before it is encrypted
     flip read    one bit of the next frame that comes in is another one, after it was decrypted
@@ -54,6 +55,7 @@ from unittest import mock
 
 import torch
 
+from patience import wait_until
 from thinwire import cli, keeping, launch
 from thinwire.crew import Hear, Say, run_crew
 from thinwire.link.connection import Connection
@@ -70,6 +72,8 @@ from thinwire.stop import Stop
 POINTS = ("forward", "backward", "optimizer", "write")
 POLL_SECONDS = 0.02
 """How often a worker looks for orders from outside, and a cut connection whether it still is."""
+GO = "go"
+"""File that lets a worker go on that stands still."""
 CLOCK = "clock"
 """File with the seconds by which the clock has jumped."""
 
@@ -114,6 +118,7 @@ class Scene:
             "cut": lambda amount: self._cut(("out", "in"), amount),
             "cut out": lambda amount: self._cut(("out",), amount),
             "cut in": lambda amount: self._cut(("in",), amount),
+            "hold": lambda amount: wait_until((self.folder / GO).exists),
             "rate": self._rate,
             "flip sent": lambda amount: self._flip("sent"),
             "flip read": lambda amount: self._flip("read"),

@@ -18,7 +18,6 @@ from test_join import assert_same, join_words, loopback
 from thinwire import cli
 from thinwire.checkpoint import step_of, steps
 
-pytestmark = pytest.mark.timeout(600)
 WORKERS = ("--pipeline.mode", "workers")
 LATE = ("--train.checkpoint_every", "0", "--train.validate_every", "0")
 """No checkpoint before the end."""

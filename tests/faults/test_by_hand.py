@@ -9,8 +9,9 @@ from unittest import mock
 
 import pytest
 
-from faults.by_hand import Hand, signal_to, steps_done, wait_until
+from faults.by_hand import Hand, ended, signal_to, steps_done
 from jobs import local_roster
+from patience import wait_until
 from runs import train
 from test_join import assert_same, join_words, machines
 from thinwire.link.errors import Replaced, aborted
@@ -18,10 +19,11 @@ from thinwire.link.roster import Place
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.scratch import free_ports
 
-pytestmark = pytest.mark.timeout(180)
 STEPS = 40
 WORDS = ("--pipeline.stages", "3", "--train.steps", str(STEPS), "--train.checkpoint_every", "3")
-LINK = ("--link.profile", "100mbps_10ms", "--link.silent_seconds", "2", "--link.reconnect_seconds", "20")
+LINK = ("--link.profile", "100mbps_10ms", "--link.silent_seconds", "2", "--link.reconnect_seconds", "300")
+HOLD = 6
+"""The step before which the one that is to be lost stands still."""
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +36,13 @@ def homes_of(folder: Path) -> list[Path]:
     return machines(folder, [*(f"127.0.0.1:{port}" for port in free_ports(2)), "none"])
 
 
-def ended(process, seconds: float = 90.0) -> int:
-    process.join(seconds)
-    assert process.exitcode is not None, "still running"
-    return process.exitcode
-
-
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_killed_stage_is_started_again_by_hand(settings, alone, tmp_path, stage):
     homes = homes_of(tmp_path)
     words = [join_words(home, number, settings, *WORDS, *LINK) for number, home in enumerate(homes)]
     with Hand(tmp_path) as hand:
-        running = [hand.start(each, f"stage-{number}") for number, each in enumerate(words)]
-        wait_until(lambda: steps_done(homes[stage] / "run", stage) >= 5)
+        running = [hand.start(each, f"stage-{number}", hold=HOLD if number == stage else None) for number, each in enumerate(words)]
+        hand.await_hold(f"stage-{stage}")
         signal_to(running[stage], signal.SIGKILL)
         running[stage].join()
         running[stage] = hand.start([*words[stage], "--resume"], f"stage-{stage}-again")
@@ -60,9 +56,10 @@ def test_the_place_of_a_frozen_stage_is_taken(settings, alone, tmp_path):
     homes = homes_of(tmp_path)
     words = [join_words(home, number, settings, *WORDS, *LINK) for number, home in enumerate(homes)]
     with Hand(tmp_path) as hand:
-        first, second, old = (hand.start(each, f"stage-{number}") for number, each in enumerate(words))
-        wait_until(lambda: steps_done(homes[2] / "run", 2) >= 5)
+        first, second, old = (hand.start(each, f"stage-{number}", hold=HOLD if number == 2 else None) for number, each in enumerate(words))
+        hand.await_hold("stage-2")
         signal_to(old, signal.SIGSTOP)
+        hand.let_go("stage-2")
         spare = tmp_path / "spare"
         shutil.copytree(homes[2], spare)
         new = hand.start([*join_words(spare, 2, settings, *WORDS, *LINK), "--resume"], "new")

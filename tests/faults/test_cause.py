@@ -7,15 +7,12 @@ import sys
 from typing import Any
 from unittest import mock
 
-import pytest
-
 from faults.support import WORDS
+from patience import HANG
 from thinwire import cli, launch
 from thinwire.crew import Say, run_crew
 from thinwire.seat import Seat
 from thinwire.stop import Stop
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def mistaken(seat: Seat, say: Say, stop: Stop, **arguments: Any) -> dict[str, Any]:
@@ -57,5 +54,5 @@ print("still here")
 
 
 def test_a_worker_whose_supervisor_has_hung_up_ends_without_a_word():
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=HANG)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")

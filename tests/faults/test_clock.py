@@ -8,7 +8,6 @@ from faults.inject import Fault
 from faults.support import run_with
 from thinwire import seat
 
-pytestmark = pytest.mark.timeout(180)
 HOUR = 3600.0
 CASES = {
     "back, and the worker is replaced": [Fault(2, "forward", 9, "clock kill", -24 * HOUR)],

@@ -15,8 +15,6 @@ from runs import train
 from thinwire import cli
 from thinwire.checkpoint import steps
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_a_damaged_checkpoint_is_passed_over(settings, quiet, tmp_path):
     """A worker dies and its newest checkpoint has another bit: all go back to the one before it."""

@@ -27,8 +27,6 @@ from thinwire.track import JsonLines
 from thinwire.train import Trainer
 from thinwire.watch import Watch
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:

@@ -7,7 +7,6 @@ import pytest
 from faults.inject import Fault
 from faults.support import refused_with, resumed
 
-pytestmark = pytest.mark.timeout(180)
 DIVERGED = "training has diverged and this step was not applied"
 CASES = {
     # who, where, what; and what the message must say

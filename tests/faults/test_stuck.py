@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from faults.by_hand import Hand, steps_done, wait_until
+from faults.by_hand import Hand, ended, steps_done
 from faults.inject import Fault, command_with
 from faults.support import WORDS, assert_struck, restored, resumed, run_with
-from faults.test_by_hand import LINK, alone, ended, homes_of  # noqa: F401
+from faults.test_by_hand import LINK, alone, homes_of  # noqa: F401
 from faults.test_by_hand import WORDS as HAND_WORDS
+from patience import wait_until
 from test_join import assert_same, join_words
 from thinwire.watchdog import EXIT_STUCK
 
-pytestmark = pytest.mark.timeout(600)
 LIMIT = ("--train.stuck_seconds", "8")
 KINDS = ["stuck", pytest.param("stuck in C", marks=pytest.mark.full), pytest.param("stuck whole", marks=pytest.mark.full)]
 
@@ -45,7 +45,7 @@ def ask_when_struck(folder: Path, fault: Fault, *numbers: int) -> None:
     """Send this process signals once the fault has struck."""
 
     def ask() -> None:
-        wait_until(lambda: (folder / f"struck/struck-{fault.name}").exists(), 300)
+        wait_until(lambda: (folder / f"struck/struck-{fault.name}").exists())
         for number in numbers:
             time.sleep(0.5)
             os.kill(os.getpid(), number)
@@ -84,11 +84,11 @@ def test_a_stuck_stage_without_supervisor_ends_itself(settings, alone, tmp_path,
     with Hand(tmp_path) as hand:
         faults = {1: [Fault(1, "forward", 15, kind)]}
         running = [hand.start(each, f"stage-{number}", faults.get(number, [])) for number, each in enumerate(words)]
-        assert ended(running[1], 300) == EXIT_STUCK, hand.printed("stage-1")
+        assert ended(running[1]) == EXIT_STUCK, hand.printed("stage-1")
         error = hand.printed("stage-1")[1]
         assert "thinwire: error: replica 0 stage 1 is stuck: step " in error and "(inject.py:" in error and "Traceback" not in error
         running[1] = hand.start([*words[1], "--resume"], "again")
-        assert [ended(process, 300) for process in running] == [0, 0, 0], [hand.printed(f"stage-{number}") for number in range(3)]
+        assert [ended(process) for process in running] == [0, 0, 0], [hand.printed(f"stage-{number}") for number in range(3)]
     assert_same(homes[0], alone)
 
 
@@ -99,7 +99,7 @@ def test_a_stage_that_is_stuck_with_the_lock_of_python_ends_all_the_same(setting
     with Hand(tmp_path) as hand:
         faults = {1: [Fault(1, "forward", 15, "stuck whole")]}
         running = [hand.start(each, f"stage-{number}", faults.get(number, [])) for number, each in enumerate(words)]
-        assert ended(running[1], 300) == 1, hand.printed("stage-1")
+        assert ended(running[1]) == 1, hand.printed("stage-1")
         assert "inject.py" in hand.printed("stage-1")[1]
 
 
@@ -110,14 +110,14 @@ def test_others_that_wait_for_a_stage_that_ended_itself_end_when_asked_to(settin
     with Hand(tmp_path) as hand:
         faults = {1: [Fault(1, "forward", 15, "stuck")]}
         running = [hand.start(each, f"stage-{number}", faults.get(number, [])) for number, each in enumerate(words)]
-        assert ended(running[1], 300) == EXIT_STUCK, hand.printed("stage-1")
+        assert ended(running[1]) == EXIT_STUCK, hand.printed("stage-1")
         for number, signal_number in ((0, signal.SIGTERM), (2, signal.SIGINT)):
             os.kill(running[number].pid, signal_number)
-            assert ended(running[number], 300) == 0, hand.printed(f"stage-{number}")
+            assert ended(running[number]) == 0, hand.printed(f"stage-{number}")
             out, error = hand.printed(f"stage-{number}")
             assert "stopped at step " in out and "Traceback" not in error
         again = [hand.start([*each, "--resume"], f"again-{number}") for number, each in enumerate(words)]
-        assert [ended(process, 300) for process in again] == [0, 0, 0], [hand.printed(f"again-{number}") for number in range(3)]
+        assert [ended(process) for process in again] == [0, 0, 0], [hand.printed(f"again-{number}") for number in range(3)]
     assert_same(homes[0], alone)
 
 
@@ -131,9 +131,9 @@ def test_a_signal_ends_a_stuck_stage_without_supervisor(settings, tmp_path, numb
     with Hand(tmp_path) as hand:
         faults = {1: [Fault(1, "forward", 15, kind)]}
         running = [hand.start(each, f"stage-{number}", faults.get(number, [])) for number, each in enumerate(words)]
-        wait_until(lambda: (tmp_path / f"stage-1.struck/struck-{faults[1][0].name}").exists(), 300)
+        wait_until(lambda: (tmp_path / f"stage-1.struck/struck-{faults[1][0].name}").exists())
         for number in numbers:
             os.kill(running[1].pid, number)
             time.sleep(0.5)
-        assert ended(running[1], 300) == code, hand.printed("stage-1")
+        assert ended(running[1]) == code, hand.printed("stage-1")
     assert steps_done(homes[1] / "run", 1) >= 1

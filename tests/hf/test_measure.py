@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf.support import load_pipeline, train_run
+from patience import HANG
 from thinwire import checkpoint
 from thinwire.configfile import CONFIG_FILE, load, read, to_toml
 from thinwire.hf.checkpointed import open_checkpoint
@@ -124,7 +125,7 @@ def bound(entry: Entry) -> bool:
 def test_memory_stays_under_two_shards(tmp_path):
     make_large_run(tmp_path / "run")
     started = subprocess.run(
-        [sys.executable, "-c", EXPORT, *map(str, (tmp_path / "run", tmp_path / "out"))], capture_output=True, timeout=100
+        [sys.executable, "-c", EXPORT, *map(str, (tmp_path / "run", tmp_path / "out"))], capture_output=True, timeout=HANG
     )
     assert started.returncode == 0, started.stderr.decode()
     grown = int(started.stdout)

@@ -25,7 +25,6 @@ def greedy_text(folder: Path, prompt: str) -> str:
     return tokenizer.decode(ids)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("words", [(), ("--codec.name", "dense")], ids=["subspace", "dense"])
 def test_greedy_text_is_the_same_everywhere(config, tmp_path, capsys, words):
     run, prompt = tmp_path / "run", "41 plus 6 is"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from patience import HANG, wait_until
 from thinwire.link.contract import Contract
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link
@@ -20,8 +20,12 @@ from thinwire.link.roster import Place, Worker
 from thinwire.link.tls import Identity, make_identity
 
 LEFT, RIGHT = Place(0, 0), Place(0, 1)
-QUICK = LinkOptions(close_seconds=3.0, abort_seconds=1.0)
+QUICK = LinkOptions(close_seconds=HANG, abort_seconds=HANG, establish_seconds=HANG, reconnect_seconds=HANG)
+"""A link that never gives up for lack of time, whatever else the machine does."""
+STEADY = replace(QUICK, ping_seconds=HANG, pong_grace_seconds=HANG, silent_seconds=2 * HANG)
+"""Likewise, and one that has no doubts: it stays on one connection unless that breaks."""
 LOOPBACK = ("127.0.0.1", 0)
+__all__ = ["LEFT", "LOOPBACK", "QUICK", "RIGHT", "STEADY", "Proxy", "World", "hurry", "pair", "stop", "terms", "wait_until"]
 
 
 @dataclass
@@ -53,13 +57,19 @@ def pair(
     left_terms: Terms | None = None,
     right_terms: Terms | None = None,
     proxy: bool = False,
+    frozen: bool = False,
 ) -> Iterator[tuple[Link, Link, Proxy]]:
-    """Yield (left, right, proxy): left listens, right dials, through a proxy if wanted. Checks that nothing is left behind."""
+    """Yield (left, right, proxy): left listens, right dials, through a proxy if wanted, which may be frozen from the start.
+
+    Checks that nothing is left behind.
+    """
     contract = contract or Contract()
     left_id, right_id = world.identity("left"), world.identity("right")
     threads = set(threading.enumerate())
     listener = Listener(LOOPBACK, left_id, [Worker(RIGHT, right_id.certificate)], options)
-    between = Proxy(listener.address) if proxy else None
+    between = Proxy(listener.address) if proxy or frozen else None
+    if between and frozen:
+        between.frozen.set()
     host, port = between.address if between else listener.address
     left = Link.listen(listener, Worker(RIGHT, right_id.certificate), left_terms or terms(LEFT), contract, options=options, profile=profile)
     right = Link.connect(
@@ -74,6 +84,8 @@ def pair(
         yield left, right, between  # type: ignore[misc]
     finally:
         closers = [threading.Thread(target=link.close) for link in (left, right)]
+        for link in (left, right):
+            link.options = replace(link.options, close_seconds=min(1.0, link.options.close_seconds))  # after the test nothing matters
         for closer in closers:
             closer.start()
         for closer in closers:
@@ -84,12 +96,19 @@ def pair(
         assert set(threading.enumerate()) <= threads
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Return when the condition holds; fail when it does not within a generous time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.002)
+def hurry(*links: Link, **limits: float) -> None:
+    """Change the limits of links that are open: those that a test wants to see pass must not hit the opening."""
+    for link in links:
+        loop = link._loop
+        loop.options = loop.heartbeat._options = replace(loop.options, **limits)
+        if loop.dialer is not None:
+            loop.dialer._options = loop.options
+
+
+def stop(link: Link) -> None:
+    """End a link whose peer will not answer, without waiting for it."""
+    link._loop.call(link._loop.stop)
+    link.close()
 
 
 class Proxy:
@@ -100,6 +119,8 @@ class Proxy:
         self._server = socket.create_server(LOOPBACK)
         self.address = self._server.getsockname()
         self.up = self.down = self.connections = 0
+        self.lost = 0
+        """So many connections, the first ones, lose every byte."""
         self.frozen, self.flowing = threading.Event(), threading.Event()
         self.flowing.set()
         self._sockets: list[socket.socket] = []
@@ -114,14 +135,14 @@ class Proxy:
                 server = socket.create_connection(self._target)
                 self._sockets += [client, server]
                 for source, sink, name in ((client, server, "up"), (server, client, "down")):
-                    thread = threading.Thread(target=self._forward, args=(source, sink, name), daemon=True)
+                    thread = threading.Thread(target=self._forward, args=(source, sink, name, self.connections), daemon=True)
                     self._threads.append(thread)
                     thread.start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket, name: str) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, name: str, number: int) -> None:
         try:
             while self.flowing.wait() and (data := source.recv(2**16)):
-                if self.frozen.is_set():
+                if self.frozen.is_set() or number <= self.lost:
                     continue
                 setattr(self, name, getattr(self, name) + len(data))
                 sink.sendall(data)

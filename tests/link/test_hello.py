@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from link.support import LEFT, RIGHT, pair, terms
+from link.support import LEFT, RIGHT, pair, stop, terms
+from patience import HANG
 from thinwire.link.contract import Contract
 from thinwire.link.errors import Interrupted, LinkError, ProtocolError, Replaced
 from thinwire.link.frame import Channel, Frame, Kind
@@ -71,58 +72,54 @@ def test_a_damaged_hello_is_a_protocol_error():
             decode_hello(sample)
 
 
-@pytest.mark.timeout(30)
 def test_config_skew_is_refused_on_both_ends_with_the_field(world):
     skewed = terms(RIGHT, config={"model.width": 128, "codec.name": "dense"})
     with pair(world, right_terms=skewed) as (left, right, _):
         for link in (left, right):
             with pytest.raises(LinkError, match=r"model\.width"):
-                link.wait_open(10)
+                link.wait_open(HANG)
             with pytest.raises(LinkError, match=r"model\.width"):
-                link.receive(Channel.BOUNDARY, 10)
+                link.receive(Channel.BOUNDARY, HANG)
 
 
-@pytest.mark.timeout(30)
 def test_the_right_certificate_for_another_stage_is_refused(world):
     with pair(world, right_terms=terms(LEFT)) as (left, right, _):
         for link in (left, right):
             with pytest.raises(LinkError, match="place: expected replica 0 stage 1"):
-                link.receive(Channel.CONTROL, 10)
+                link.receive(Channel.CONTROL, HANG)
 
 
-@pytest.mark.timeout(30)
 def test_the_end_in_the_lower_epoch_is_told_and_the_higher_waits(world):
     with pair(world, Contract(epoch=2), right_contract=Contract(epoch=3)) as (left, right, _):
         with pytest.raises(Interrupted) as caught:
-            left.wait_open(10)
+            left.wait_open(HANG)
         assert caught.value.epoch == 3
         with pytest.raises(TimeoutError):
             right.wait_open(0.2)
         assert right.error is None
 
 
-@pytest.mark.timeout(30)
 def test_a_restarted_peer_is_noticed(world):
     with pair(world) as (left, right, _):
-        left.wait_open(10)
-        right.wait_open(10)
+        left.wait_open(HANG)
+        right.wait_open(HANG)
         right._loop.terms = terms(RIGHT, incarnation=8)
         right.reset_connection()
         for link in (left, right):
             with pytest.raises(Interrupted, match="restarted"):
-                link.receive(Channel.CONTROL, 10)
+                link.receive(Channel.CONTROL, HANG)
             with pytest.raises(LinkError, match="restarted"):
-                link.send(Frame.make(Kind.STEP), 1)
+                link.send(Frame.make(Kind.STEP), HANG)
 
 
-@pytest.mark.timeout(30)
 def test_an_older_process_is_turned_away_and_the_newer_one_goes_on(world):
     """The peer that was replaced comes back: it is told to end, and the link waits for the newer one without a failure."""
     with pair(world) as (left, right, _):
-        left.wait_open(10)
-        right.wait_open(10)
+        left.wait_open(HANG)
+        right.wait_open(HANG)
         left._loop.reception.newest = 9  # a process that started later has been met
         right.reset_connection()
         with pytest.raises(Replaced, match="a newer process has taken the place"):
-            right.receive(Channel.CONTROL, 10)
+            right.receive(Channel.CONTROL, HANG)
         assert left.error is None
+        stop(left)  # it waits for the newer one

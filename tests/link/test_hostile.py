@@ -10,25 +10,23 @@ import ssl
 
 import pytest
 
-from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
+from patience import HANG, wait_until
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import EPOCHS, Channel, Frame, Kind, encode
 from thinwire.link.hello import make_hello
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
-from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Worker
 from thinwire.link.tls import client_context
 
-pytestmark = pytest.mark.timeout(60)
 CONTRACT = Contract(incoming=Flow.constant((TensorForm(0, (), 1000, exact=False),), 1))
 
 
 @pytest.fixture
 def listener(world):
-    options = LinkOptions(establish_seconds=2.0)
-    listener = Listener(LOOPBACK, world.identity("left"), [Worker(RIGHT, world.identity("right").certificate)], options)
+    listener = Listener(LOOPBACK, world.identity("left"), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
     yield listener
     listener.close()
 
@@ -60,8 +58,8 @@ def test_strangers_bytes_do_not_disturb_a_listening_link(world, listener):
     host, port = listener.address
     worker = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
     peer = Link.connect(worker, world.identity("right"), terms(RIGHT), CONTRACT.mirrored(), options=QUICK)
-    peer.send(Frame.make(Kind.STEP, b"through"), 5)
-    assert link.receive(Channel.CONTROL, 20).payload == b"through"
+    peer.send(Frame.make(Kind.STEP, b"through"), HANG)
+    assert link.receive(Channel.CONTROL, HANG).payload == b"through"
     assert peer.close()
     link.close()
 
@@ -144,7 +142,7 @@ def test_an_authenticated_peer_that_sends_rubbish_gets_a_named_error(world, list
     for _ in range(150):
         with context.wrap_socket(socket.create_connection(listener.address)) as sock:
             sock.sendall(rubbish(generator, hello))
-            sock.settimeout(10)
+            sock.settimeout(HANG)
             sock.recv(10)
         wait_until(lambda link=link: link.state != "hello")
         if link.error is not None:

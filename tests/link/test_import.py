@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import thinwire.link
+from patience import HANG
 
 
 def test_no_module_of_the_link_loads_torch_or_starts_a_thread():
@@ -14,5 +15,5 @@ def test_no_module_of_the_link_loads_torch_or_starts_a_thread():
     names = [f"thinwire.link.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
     assert "thinwire.link.loop" in names
     code = f"import sys, threading, {', '.join(names)}; print('torch' in sys.modules, 'numpy' in sys.modules, threading.active_count())"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG)
     assert result.stdout.split() == ["False", "False", "1"]

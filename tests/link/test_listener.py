@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
+from patience import HANG, wait_until
 from thinwire.link.contract import Contract
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
@@ -15,7 +16,6 @@ from thinwire.link.listener import Listener
 from thinwire.link.roster import STANDBYS, Place, Worker
 from thinwire.link.tls import SERVICES, Identity, make_identity
 
-pytestmark = pytest.mark.timeout(60)
 OTHER = Place(STANDBYS, 0)
 (SERVICE,) = SERVICES
 
@@ -55,18 +55,19 @@ def test_a_question_never_reaches_the_link_of_the_neighbour_who_asks(identities,
 
     def answer(asker: Place, connection) -> None:
         link = Link.accept(connection, Worker(asker, ""), terms(LEFT), Contract(), options=QUICK)
-        link.wait_open(10)
+        link.wait_open(HANG)
         link.send(Frame.make(Kind.STEP, b"answer", epoch=0))
         link.close()
 
     left = Link.listen(listener, people["right"], terms(LEFT), Contract(), options=QUICK)
     right = dial(identities, listener, "right", RIGHT)
-    right.wait_open(10)
+    right.wait_open(HANG)
     early = dial(identities, listener, "right", RIGHT, SERVICE)
-    assert not early._loop.opened.wait(0.5)  # nobody serves it yet
+    wait_until(lambda: early._loop.dialer._failures)  # nobody serves it yet
+    assert not early._loop.opened.is_set()
     listener.services[SERVICE] = serve
-    early.wait_open(10)
-    assert bytes(early.receive(Channel.CONTROL, 10).payload) == b"answer"
+    early.wait_open(HANG)
+    assert bytes(early.receive(Channel.CONTROL, HANG).payload) == b"answer"
     assert asked == [RIGHT] and left.state == right.state == "open" and left.meter.connections == 1
     for link in (early, right, left):
         link.close()
@@ -76,11 +77,12 @@ def test_others_are_turned_away_until_they_are_peers(identities, people, listene
     """A standby that took a place calls before its neighbour knows: it is not refused, and gets through once it is a peer."""
     taking = Worker(RIGHT, people["other"].certificate)
     link = dial(identities, listener, "other", RIGHT)
-    assert not link._loop.opened.wait(0.5) and not listener.refusals
+    wait_until(lambda: link._loop.dialer._failures)
+    assert not link._loop.opened.is_set() and not listener.refusals
     listener.admit([taking])
     left = Link.listen(listener, taking, terms(LEFT), Contract(), options=QUICK)
-    link.wait_open(10)
-    left.wait_open(10)
+    link.wait_open(HANG)
+    left.wait_open(HANG)
     for each in (link, left):
         each.close()
 
@@ -89,6 +91,6 @@ def test_whoever_is_no_longer_admitted_is_refused(identities, people, listener):
     listener.admit([Worker(RIGHT, people["other"].certificate)])
     link = dial(identities, listener, "right", RIGHT)
     with pytest.raises(ConnectionError, match=r"refused this worker.*no standby may have taken"):
-        link.wait_open(10)
+        link.wait_open(HANG)
     wait_until(lambda: listener.refusals)
     link.close()

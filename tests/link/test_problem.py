@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from link.support import LEFT, RIGHT, terms
+from patience import HANG
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError
 from thinwire.link.link import Link
@@ -18,7 +19,6 @@ from thinwire.link.options import LinkOptions
 from thinwire.link.problem import given_up, no_answer, not_connected
 from thinwire.link.roster import Worker
 
-pytestmark = pytest.mark.timeout(120)
 SHORT = LinkOptions(reconnect_seconds=2.0, establish_seconds=0.3, close_seconds=1.0)
 
 
@@ -36,7 +36,7 @@ def error_of(world, address: tuple[str, int]) -> str:
         Worker(LEFT, world.identity("left").certificate, f"{host}:{port}"), world.identity("right"), terms(RIGHT), Contract(), options=SHORT
     )
     with pytest.raises(LinkError) as caught:
-        link.wait_open(60)
+        link.wait_open(HANG)
     link.close()
     return str(caught.value)
 
@@ -73,7 +73,7 @@ def test_a_listening_end_says_how_it_should_have_been_reached(world):
     listener = Listener(("127.0.0.1", 0), world.identity("left"), [worker], SHORT)
     link = Link.listen(listener, worker, terms(LEFT), Contract(), options=SHORT)
     with pytest.raises(LinkError, match=r"has not connected yet.*its roster has the address.*--link\.reconnect_seconds"):
-        link.wait_open(60)
+        link.wait_open(HANG)
     link.close()
     listener.close()
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from link.support import LEFT, QUICK, RIGHT, Proxy, pair, terms, wait_until
+from link.support import LEFT, QUICK, RIGHT, Proxy, pair, terms
+from patience import HANG, wait_until
 from thinwire.link.contract import Contract
 from thinwire.link.errors import Interrupted, LinkError
 from thinwire.link.frame import Channel, Frame, Kind, encode
@@ -22,7 +23,6 @@ from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Worker
 from thinwire.link.tls import client_context
 
-pytestmark = pytest.mark.timeout(120)
 SKEWED = {"model.width": 128, "codec.name": "dense"}
 SECOND = {
     "other settings": {"config": SKEWED, "incarnation": 9},
@@ -41,15 +41,15 @@ def second_process(world, address: tuple[str, int], **changes) -> Link:
 @contextlib.contextmanager
 def open_pair(world, **more) -> Iterator[tuple[Link, Link, Proxy]]:
     with pair(world, right_terms=terms(RIGHT, incarnation=5), proxy=True, **more) as (left, right, proxy):
-        left.wait_open(60)
-        right.wait_open(60)
+        left.wait_open(HANG)
+        right.wait_open(HANG)
         yield left, right, proxy
 
 
 def both_ways(left: Link, right: Link, word: bytes) -> None:
     for sender, receiver in ((left, right), (right, left)):
-        sender.send(Frame.make(Kind.STEP, word), 60)
-        assert receiver.receive(Channel.CONTROL, 60).payload == word
+        sender.send(Frame.make(Kind.STEP, word), HANG)
+        assert receiver.receive(Channel.CONTROL, HANG).payload == word
 
 
 @pytest.mark.parametrize("kind", SECOND)
@@ -57,7 +57,7 @@ def test_a_second_process_that_does_not_fit_leaves_the_good_connection_alone(wor
     with open_pair(world) as (left, right, proxy):
         second = second_process(world, proxy._target, **SECOND[kind])
         with pytest.raises(LinkError, match=r"model\.width|run: |a newer process"):
-            second.wait_open(60)
+            second.wait_open(HANG)
         second.close()
         both_ways(left, right, b"as if nothing had been")
         assert left.error is None and right.error is None
@@ -98,7 +98,7 @@ def test_rubbish_with_the_peers_certificate_displaces_nobody(world):
         for data in (b"rubbish" * 100, hello, encode(Frame.make(Kind.STEP, b"no HELLO"))):
             with context.wrap_socket(socket.create_connection(proxy._target)) as sock:
                 sock.sendall(data)
-                sock.settimeout(60)
+                sock.settimeout(HANG)
                 with contextlib.suppress(ConnectionError, ssl.SSLError):
                     while sock.recv(2**16):
                         pass
@@ -114,7 +114,7 @@ def test_a_peer_that_comes_back_with_other_settings_is_told_and_the_true_one_wai
         with caplog.at_level(logging.WARNING, "thinwire.link"):
             wrong = second_process(world, proxy._target, config=SKEWED, incarnation=9)
             with pytest.raises(LinkError, match=r"model\.width: 128 here, 64 there"):
-                wrong.wait_open(60)
+                wrong.wait_open(HANG)
             wrong.close()
             wait_until(lambda: "model.width: 64 here, 128 there" in caplog.text)
         assert left.error is None
@@ -146,7 +146,7 @@ def test_a_restarted_peer_still_ends_the_epoch(world):
         second = second_process(world, proxy._target, incarnation=9)
         for link in (left, second):
             with pytest.raises(Interrupted, match="restarted"):
-                link.receive(Channel.CONTROL, 60)
+                link.receive(Channel.CONTROL, HANG)
         second.close()
 
 
@@ -154,17 +154,17 @@ def test_a_doubtful_connection_is_taken_up_again_if_the_next_one_leads_nowhere(w
     options = LinkOptions(establish_seconds=0.5, close_seconds=3.0)
     kept = []
     with pair(world, options=options) as (left, right, _):
-        left.wait_open(60)
-        right.wait_open(60)
+        left.wait_open(HANG)
+        right.wait_open(HANG)
         listener = listener_of(left)
         listener._adopters[RIGHT] = kept.append  # the second connection gets through TLS, and nobody answers its HELLO
         right._loop._doubtful = lambda now: not kept
         right._loop.wake()
         wait_until(lambda: kept)
-        left.send(Frame.make(Kind.STEP, b"sent while it was put aside"), 60)
-        assert right.receive(Channel.CONTROL, 60).payload == b"sent while it was put aside"
-        right.send(Frame.make(Kind.STEP, b"and back"), 60)
-        assert left.receive(Channel.CONTROL, 60).payload == b"and back"
+        left.send(Frame.make(Kind.STEP, b"sent while it was put aside"), HANG)
+        assert right.receive(Channel.CONTROL, HANG).payload == b"sent while it was put aside"
+        right.send(Frame.make(Kind.STEP, b"and back"), HANG)
+        assert left.receive(Channel.CONTROL, HANG).payload == b"and back"
         assert right.meter.connections == 1 and right.state == "open"
     for connection in kept:
         connection.close()

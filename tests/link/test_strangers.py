@@ -9,15 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
+from patience import HANG, wait_until
 from thinwire.link.contract import Contract
 from thinwire.link.knock import knock
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.roster import Worker
 from thinwire.link.tls import client_context
-
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ class Peer:
         listener.expect(RIGHT, self.adopted.append)
         left = world.identity("left").certificate
         context = client_context(world.identity("right"), left)
-        self.socket = socket.create_connection(listener.address, timeout=60)
+        self.socket = socket.create_connection(listener.address, timeout=HANG)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=knock(world.identity("right").certificate, left))
 
@@ -59,9 +58,9 @@ class Peer:
 def crowd(listener: Listener, stack: contextlib.ExitStack, count: int, opening: bytes = b"") -> None:
     """Connect many strangers, each of whom says `opening` and holds on; return when the listener has taken them all in."""
     for _ in range(count):
-        sock = stack.enter_context(socket.create_connection(listener.address, timeout=60))
+        sock = stack.enter_context(socket.create_connection(listener.address, timeout=HANG))
         sock.sendall(opening)
-    with socket.create_connection(listener.address, timeout=60) as last:
+    with socket.create_connection(listener.address, timeout=HANG) as last:
         last.sendall(b"GET / HTTP/1.1\r\n\r\n")
         last.recv(100)  # it came behind the others and has its answer
 
@@ -96,8 +95,8 @@ def test_the_peer_gets_in_while_a_crowd_holds_on(world, listener, kind):
         host, port = listener.address
         target = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
         right = Link.connect(target, world.identity("right"), terms(RIGHT), Contract(), options=QUICK)
-        right.wait_open(60)
-        left.wait_open(60)
+        right.wait_open(HANG)
+        left.wait_open(HANG)
     for link in (right, left):
         link.close()
 

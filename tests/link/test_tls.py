@@ -9,7 +9,8 @@ import stat
 
 import pytest
 
-from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms, wait_until
+from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
+from patience import HANG, wait_until
 from thinwire.link import tls
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError
@@ -19,7 +20,6 @@ from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Worker
 from thinwire.link.tls import certificate_of, client_context, fingerprint, load_identity, make_identity, server_context
 
-pytestmark = pytest.mark.timeout(60)
 PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -83,7 +83,7 @@ def attempt(world, *, dialler="right", expected="right", server="left", trusted=
     right = Link.connect(peer, world.identity(dialler), terms(RIGHT), Contract(), options=options)
     try:
         with pytest.raises(LinkError) as caught:
-            right.wait_open(20)
+            right.wait_open(HANG)
         wait_until(lambda: listener.refusals)
         assert left.error is None, "a stranger must not break the link of the right peer"
         return str(caught.value), list(listener.refusals)
@@ -133,7 +133,7 @@ def test_a_cleartext_client_is_refused_with_the_reason(listener):
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"thwr" + bytes(200)):
         with socket.create_connection(listener.address) as sock:
             sock.sendall(data)
-            sock.settimeout(10)
+            sock.settimeout(HANG)
             answer = sock.recv(1000)
             assert len(answer) < 50, "more than an alert was sent to a stranger"
     wait_until(lambda: len(listener.refusals) == 2)
@@ -156,7 +156,7 @@ def test_a_client_without_a_certificate_is_refused(world, listener):
     context.check_hostname = False
     context.load_verify_locations(cadata=world.identity("left").certificate)
     with context.wrap_socket(socket.create_connection(listener.address)) as sock:
-        sock.settimeout(10)
+        sock.settimeout(HANG)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             sock.recv(10)
     wait_until(lambda: listener.refusals)

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from patience import HANG
+
 CODE = """
 import torch
+from patience import HANG
 from thinwire.memory.allocator import return_freed_memory
 
 def resident():
@@ -27,7 +30,7 @@ print(full - before, resident() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; the setting is glibc's")
 def test_half_of_many_tensors_are_given_back():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=HANG)
     if "AssertionError" in done.stderr:
         pytest.skip("another C library")
     full, half = map(int, done.stdout.split())

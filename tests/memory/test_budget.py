@@ -17,7 +17,6 @@ from runs import train, write_config
 from thinwire import cli
 from thinwire.memory.blocks import Plan
 
-pytestmark = pytest.mark.timeout(120)
 LONG = ("--model.layers", "9", "--model.context", "64", "--model.ffn", "256", "--train.batch", "24", "--train.steps", "3")
 ONE = (*LONG, "--pipeline.stages", "1", "--codec.name", "dense")
 FOUR = ("--model.layers", "8", "--pipeline.stages", "4", "--pipeline.microbatches", "4", "--train.steps", "4")

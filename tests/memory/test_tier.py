@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
+from patience import HANG
 from thinwire.memory.tier import ALIGNMENT, CHUNK, FileTier, lies_in_memory, measure_tier, open_nameless
 
 
@@ -52,7 +53,7 @@ def test_a_killed_process_leaves_no_file(tmp_path):
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=20)
+        process.communicate(timeout=HANG)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,11 +116,12 @@ def test_transfers_that_come_in_parts_are_finished(tmp_path, monkeypatch):
 
 def test_a_rate_holds_back_and_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("thinwire.memory.tier.SAMPLE_BYTES", CHUNK)
-    started = time.monotonic()
+    now = [100.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr("thinwire.memory.tier.time", clock)
     tier = measure_tier(torch.device("cpu"), tmp_path, bytes_per_second=10 * CHUNK)
-    assert time.monotonic() - started >= 0.59  # three times out and in, a tenth of a second each
-    assert min(tier.out_bytes_per_second, tier.in_bytes_per_second) > 5 * CHUNK
-    assert max(tier.out_bytes_per_second, tier.in_bytes_per_second) <= 10.1 * CHUNK
+    assert now[0] == pytest.approx(100.6)  # three times out and in, a tenth of a second each
+    assert (tier.out_bytes_per_second, tier.in_bytes_per_second) == pytest.approx((10 * CHUNK, 10 * CHUNK))
 
 
 def test_a_file_without_a_name_has_none_from_the_start(tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from disks import fill, mounted
-from link.support import World, pair, wait_until
+from link.support import World, pair
+from patience import HANG, wait_until
 from thinwire.checkpoint import Position
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.keeping import Keeper
@@ -20,7 +21,6 @@ from thinwire.link.link import Link
 from thinwire.pipeline.copies import ENDINGS, MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.outcome import Outcome
 
-pytestmark = pytest.mark.timeout(60)
 LARGEST = 1000
 
 
@@ -105,7 +105,6 @@ def test_the_last_copied_checkpoint_stays_until_the_next_is_copied(tmp_path, slo
     assert pipeline.offered == sorted(set(pipeline.offered))
 
 
-@pytest.mark.timeout(60)
 def test_a_copy_that_no_disk_takes_is_told_and_a_newer_one_is_taken(tmp_path, capsys):
     """The link lives on, the keeper says which step it has not, and that all may offer a newer one."""
     with mounted(tmp_path / "disk") as disk:
@@ -225,9 +224,9 @@ def test_a_manifest_that_is_none_is_refused_by_name_at_both_ends(tmp_path, manif
         name = b"step-000004"
         for number, data in enumerate((b"weights", manifest)):
             piece = PIECE.pack(0, number, len(name), 0, len(data)) + name + data
-            left.send(Frame.make(Kind.SNAPSHOT, piece, channel=Channel.BULK), 20)
+            left.send(Frame.make(Kind.SNAPSHOT, piece, channel=Channel.BULK), HANG)
         with pytest.raises(LinkError, match="SNAPSHOT is another sha256"):
-            left.receive(Channel.CONTROL, 20)
+            left.receive(Channel.CONTROL, HANG)
         with pytest.raises(LinkError, match=r"did not arrive.*SNAPSHOT is another sha256"):
             keeper.wait_for("step-000002")
         end((left, right), (keeper,))

@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 import pytest
 
-from link.support import World, pair, wait_until
+from link.support import World, pair
+from patience import HANG, wait_until
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import EPOCHS, Frame, Kind
@@ -19,8 +20,6 @@ from thinwire.pipeline import forms
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.schedule import depths
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +37,10 @@ def links(world) -> Iterator[tuple[Link, Link]]:
 def refused(control: Control, links: tuple[Link, Link], data: bytes, ask) -> str:
     """Send a message from the right; return how it was refused here, once the other end knows it too."""
     _, theirs = links
-    theirs.send(Frame.make(Kind.STEP, data), 60)
+    theirs.send(Frame.make(Kind.STEP, data), HANG)
     with pytest.raises(ProtocolError, match="from replica 0 stage 1") as caught:
         ask(control)
-    wait_until(lambda: theirs.error is not None, 60)
+    wait_until(lambda: theirs.error is not None)
     reason = str(caught.value).removesuffix(" (from replica 0 stage 1)")
     assert isinstance(theirs.error, LinkError) and reason in str(theirs.error), (theirs.error, reason)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
@@ -71,7 +70,7 @@ def test_an_outcome_that_cannot_be_is_refused(links, case):
 
 
 def test_a_loss_that_is_no_number_is_for_training_to_judge(links):
-    links[1].send(Frame.make(Kind.STEP, json.dumps({**asdict(OWN), "loss": math.nan, "squared_norm": math.inf}).encode()), 60)
+    links[1].send(Frame.make(Kind.STEP, json.dumps({**asdict(OWN), "loss": math.nan, "squared_norm": math.inf}).encode()), HANG)
     outcome = Control(None, links[0]).settle(OWN)
     assert outcome.loss is not None and math.isnan(outcome.loss) and math.isinf(outcome.squared_norm)
 
@@ -120,7 +119,7 @@ def test_a_vote_that_is_none_is_refused(links, case):
 
 @pytest.mark.parametrize("workers", [[[0, True], [2, True]], [[0, True], [1, True]], [[True, True]], [[0]], [[-1, True]]])
 def test_workers_that_are_not_there_do_not_vote(links, workers):
-    links[1].send(Frame.make(Kind.STEP, json.dumps({"workers": workers}).encode()), 60)
+    links[1].send(Frame.make(Kind.STEP, json.dumps({"workers": workers}).encode()), HANG)
     with pytest.raises(ProtocolError, match="workers"):
         Control(None, links[0]).gather({"value": True}, ANY if len(workers[0]) == 2 else forms.values(FLAG))
 
@@ -137,13 +136,13 @@ FACTS: dict[str, tuple[Form, dict]] = {
 @pytest.mark.parametrize("case", FACTS)
 def test_facts_that_cannot_be_are_refused(links, case):
     form, facts = FACTS[case]
-    links[1].send(Frame.make(Kind.STEP, json.dumps(facts).encode()), 60)
+    links[1].send(Frame.make(Kind.STEP, json.dumps(facts).encode()), HANG)
     with pytest.raises(ProtocolError, match="facts"):
         Control(links[0], None).announce(None, form)
 
 
 def test_texts_in_a_message_are_safe_to_show(links):
-    links[1].send(Frame.make(Kind.STEP, json.dumps({"workers": [[0, {"value": "full\x1b[2J\n" + "x" * 3000}]]}).encode()), 60)
+    links[1].send(Frame.make(Kind.STEP, json.dumps({"workers": [[0, {"value": "full\x1b[2J\n" + "x" * 3000}]]}).encode()), HANG)
     _, problem = Control(None, links[0]).gather({"value": None})
     assert problem["value"].startswith("full\\x1b[2J\\nx") and problem["value"].isprintable()
 

@@ -13,12 +13,12 @@ import pytest
 
 from jobs import local_roster, train_stage
 from memory.forced import train_forced
+from patience import HANG
 from runs import train
 from thinwire.codecs import registry
 from thinwire.config import Dtype
 from thinwire.settings import parse_train
 
-pytestmark = pytest.mark.timeout(600)
 SHORT = ("--train.steps", "3", "--train.checkpoint_every", "0", "--train.validate_every", "0")
 DTYPES = get_args(Dtype)
 QUICK = {
@@ -42,7 +42,7 @@ def train_workers(pool, identities, config: str, run: Path, *words: str) -> dict
     command = parse_train(["--config", config, "--run", str(run), "--train.threads", "1", "--pipeline.mode", "workers", *words])
     roster = local_roster(identities, 2)
     jobs = [(command.config, stage, roster, identities[stage], command.run) for stage in range(2)]
-    return pool.run(train_stage, jobs, timeout=300)[0]["summary"]
+    return pool.run(train_stage, jobs, timeout=HANG)[0]["summary"]
 
 
 @pytest.mark.parametrize("name, wire, compute", MATRIX)

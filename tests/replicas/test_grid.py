@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
-import subprocess
-import sys
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from faults.inject import Fault, train_with
-from link.support import wait_until
+from faults.inject import GO, Fault, command_with, train_with
+from patience import wait_until
 from runs import train
 from thinwire import checkpoint, cli
 
-pytestmark = pytest.mark.timeout(180)
 GRID = ("--pipeline.mode", "workers", "--replicas.count", "2", "--train.batch", "8")
 DOUBLE = ("--train.dtype", "fp64", "--train.clip", "0.5")
 METHODS = (
@@ -157,17 +158,22 @@ def test_a_worker_killed_between_meetings_leaves_equal_weights(config, tmp_path,
 
 
 @pytest.mark.parametrize("method", ["allreduce", pytest.param("local:steps=3", marks=pytest.mark.full)])
-def test_a_grid_that_is_asked_to_end_goes_on_with_the_same_bits(config, tmp_path, method):
-    words = ["--config", config, "--train.threads", "1", *GRID, "--replicas.exchange", method, "--train.steps", "40"]
+def test_a_grid_that_is_asked_to_end_goes_on_with_the_same_bits(config, tmp_path, capsys, method):
+    words = ["--config", config, "--train.threads", "1", *GRID, "--replicas.exchange", method, "--train.steps", "16"]
     words += ["--train.checkpoint_every", "6", "--train.validate_every", "0"]
     whole = train(config, tmp_path / "whole", *words[4:])
-    process = subprocess.Popen([sys.executable, "-m", "thinwire", "train", "--run", str(tmp_path / "run"), *words], stderr=subprocess.PIPE)
-    metrics = tmp_path / "run/metrics/stage-0.jsonl"
-    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 8, 60)
-    process.terminate()
-    assert process.wait(60) == 0, process.stderr
+    hold, struck = Fault(0, "forward", 2 * 9, "hold"), tmp_path / "struck"
+
+    def terminate() -> None:
+        wait_until((struck / f"struck-{hold.name}").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+        (struck / GO).touch()
+
+    threading.Thread(target=terminate, daemon=True).start()
+    assert command_with(["--run", str(tmp_path / "run"), *words], [hold], struck) == 0
+    assert int(re.search(r"stopped at step (\d+)", capsys.readouterr().out)[1]) in (8, 9)
     resumed = train(config, tmp_path / "run", "--resume", *words[4:])
-    assert resumed["steps"] == 40 and resumed["weights_sha256"] == whole["weights_sha256"]
+    assert resumed["steps"] == 16 and resumed["weights_sha256"] == whole["weights_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from patience import HANG
 from replicas import referee
 from replicas.together import together
 from thinwire.config import ModelConfig, ReplicasConfig, RunConfig
@@ -53,7 +54,7 @@ def random_script(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype = torch
 def verdict(tmp_path_factory) -> dict[int, dict]:
     """Return what torch's hook makes of the script on its first worker, by rank."""
     out = str(tmp_path_factory.mktemp("referee") / "found")
-    subprocess.run([sys.executable, str(Path(referee.__file__)), out, "1", "2", "4"], check=True, timeout=100)
+    subprocess.run([sys.executable, str(Path(referee.__file__)), out, "1", "2", "4"], check=True, timeout=HANG)
     first, second = (torch.load(f"{out}.{worker}") for worker in range(referee.WORKERS))
     assert all(
         torch.equal(tensor, second[rank]["steps"][step][name])

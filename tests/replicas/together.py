@@ -7,10 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from patience import HANG
 from thinwire.replicas.graph import Graph, make_graph
 from thinwire.replicas.peers import Peers
-
-WAIT_SECONDS = 60.0
 
 
 class QueueWire:
@@ -20,10 +19,10 @@ class QueueWire:
         self.outgoing, self.incoming = outgoing, incoming
 
     def send(self, data: bytes) -> None:
-        self.outgoing.put(bytes(data), timeout=WAIT_SECONDS)
+        self.outgoing.put(bytes(data), timeout=HANG)
 
     def receive(self) -> bytes:
-        return self.incoming.get(timeout=WAIT_SECONDS)
+        return self.incoming.get(timeout=HANG)
 
 
 def peers_of(graph: Graph) -> list[Peers]:
@@ -50,7 +49,7 @@ def together(count: int, task: Callable[[Peers], Any], graph: str = "complete") 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_SECONDS)
+        thread.join(HANG)
     if failures:
         raise failures[0]
     assert not any(thread.is_alive() for thread in threads), "a replica still waits for another"

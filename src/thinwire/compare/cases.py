@@ -7,6 +7,7 @@ import math
 import shlex
 import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from thinwire.codecs import registry
@@ -26,6 +27,8 @@ EQUAL = {"train.batch", "train.validation_sequences", "model.context", "model.vo
 EQUAL |= {"data.source", "data.tokenizer", "data.text_column", "data.max_tokens", "replicas.count"}
 """Words that all specs of a comparison have in common: losses are compared at equal tokens of the same data."""
 
+RUNS = "runs"
+"""Folder of a comparison's runs, in that of its rows and boards."""
 LONGEST_PERIOD = 50
 """Steps beyond which what happens once does not matter for the speed."""
 
@@ -41,7 +44,11 @@ class Case:
     """What the command line gives with this codec's name alone."""
     typed: tuple[str, ...]
     """That command line."""
+    runs: Path
+    """Folder of its runs."""
     subject: Subject = CODECS
+    corpus: str = ""
+    """What names bear besides, where rows of another corpus have the plain ones."""
 
     @property
     def warmup(self) -> int:
@@ -81,7 +88,7 @@ class Case:
     def stem(self) -> str:
         """Return what names of row files begin with; boards of other numbers of replicas have rows of their own in the same folder."""
         grid = f"-{self.config.replicas.count}x{self.config.pipeline.stages}" if self.subject is EXCHANGES else ""
-        return self.spec.slug + grid
+        return self.spec.slug + grid + (f"-{self.corpus}" if self.corpus else "")
 
     def name(self, seed: int) -> str:
         """Name a learning row."""
@@ -140,7 +147,7 @@ def prepare(command: CompareCommand) -> list[Case]:
         try:
             config = settings_of(spec, base)
             plain = replace(start, codec=chosen_codec(start.codec, spec.codec))
-            cases.append(Case(spec, config, plain, typed, command.subject))
+            cases.append(Case(spec, config, plain, typed, command.out / RUNS, command.subject))
             check_case(cases[-1], command.links, seeds)
         except ValueError as error:
             raise ValueError(f"spec {spec.text}: {error}") from None

@@ -1,8 +1,8 @@
 """Judge methods by the time they take to a loss over links: the words of `thinwire compare`. No torch here.
 
     thinwire compare SPEC [SPEC ...] | @FILE ... | --all [--config small] [--links dsl_2mbps home_80mbps] [--steps N] [--seeds 0 1 2]
-                     [--target LOSS] [--name screen] [--out docs/scoreboard] [--end-to-end] [--redraw] [any word of `thinwire train`]
-    thinwire compare --exchange METHOD [METHOD ...] --replicas.count 2 [the same words; --out docs/exchanges]
+                     [--target LOSS] [--name screen] [--out out/board] [--end-to-end] [--redraw] [any word of `thinwire train`]
+    thinwire compare --exchange METHOD [METHOD ...] --replicas.count 2 [the same words; --out out/exchanges]
 
 A SPEC is `NAME[:WORD=VALUE,...]` (`spec.py`): a boundary method, or behind --exchange a way in which replicas learn from each other.
 What is measured and how it is scored: `learn.py`, `exchanges.py`, `speed.py`, `whole.py`, `score.py`.
@@ -33,7 +33,7 @@ OURS = {
     "train.seconds": "every row runs all its steps: use --steps",
     "pipeline.mode": "learning rows of codecs run in one process, all others in workers",
     "link.profile": "use --links",
-    "run": "runs go to runs/compare",
+    "run": "runs go to the folder `runs` of --out",
     "resume": "a comparison goes on by itself: give the same command again",
 }
 """Words of `thinwire train` that the comparison decides, and what to do instead."""
@@ -113,7 +113,7 @@ def parser() -> tuple[Words, set[str]]:
             "help": "loss to reach (default: that of dense or allreduce after half of the steps)",
         },
         "--name": {"default": "screen", "help": "name of the board; a number in front sorts it (default: screen)"},
-        "--out": {"type": Path, "help": f"where it all goes (default: {CODECS.out}, with --exchange {EXCHANGES.out})"},
+        "--out": {"type": Path, "help": f"where it all goes, runs too (default: {CODECS.out}, with --exchange {EXCHANGES.out})"},
         "--end-to-end": {"action": "store_true", "help": "also train over each link, to check the estimated times"},
         "--speed-steps": {"type": count(SKIPPED_STEPS + 1), "default": 8, "metavar": "N", "help": "steps of a speed row (default: 8)"},
         "--repeats": {"type": count(1), "default": 1, "metavar": "N", "help": "speed measurements of a row; the median counts"},

@@ -16,7 +16,6 @@ import torch
 from thinwire import __version__, checkpoint
 from thinwire.compare.cases import Case
 from thinwire.compare.rows import Row, read_lines, refuse_difference, settings_of, write_row
-from thinwire.compare.subject import EXCHANGES
 from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, read
 from thinwire.pipeline.device import choose_device
@@ -24,13 +23,6 @@ from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.progress import Progress
 from thinwire.track import JsonLines, Tracker
 from thinwire.train import Trainer
-
-RUNS = Path("runs/compare")
-
-
-def run_folder(case: Case, name: str) -> Path:
-    """Return the folder of a run; codecs and exchanges may have equal names."""
-    return RUNS / ("exchanges" if case.subject is EXCHANGES else "") / name
 
 
 class TrafficLog(Tracker):
@@ -99,7 +91,7 @@ def curve(metrics: Path, summary: Row) -> dict[int, float]:
 
 def learn(case: Case, seed: int, path: Path) -> Row:
     """Make a learning row."""
-    config, folder = case.learning(seed), run_folder(case, case.name(seed))
+    config, folder = case.learning(seed), case.runs / case.name(seed)
     summary = finished(folder, config, case.immaterial) or train(config, folder)
     sent = {f"bytes_per_token_{way}": summary[f"bytes_per_token_{way}"] for way in ("forward", "backward")}
     return write_learnt(path, case, seed, config, summary, sent, folder / "metrics" / "stage-all.jsonl")

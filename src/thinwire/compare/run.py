@@ -16,9 +16,10 @@ from rich.console import Console
 from thinwire.compare import board as boards
 from thinwire.compare.cases import Case, prepare
 from thinwire.compare.command import CompareCommand
+from thinwire.compare.corpus import beside
 from thinwire.compare.exchange_table import EXCHANGE_STYLE
 from thinwire.compare.exchanges import notes
-from thinwire.compare.learn import finished, learn, run_folder
+from thinwire.compare.learn import finished, learn
 from thinwire.compare.plot import draw
 from thinwire.compare.rows import Row, curve_of, read_row
 from thinwire.compare.score import Board, Entry, Pace, find_target, score, steps_to, value_at
@@ -68,7 +69,7 @@ class Comparison:
         """Read the row of a training; where there is none yet, refuse a run folder that it could not be made from."""
         row = read_row(path, config, ignored)
         if row is None and not self.command.redraw:
-            finished(run_folder(case, path.stem), config, ignored)
+            finished(case.runs / path.stem, config, ignored)
         return row
 
     def read_speed(self, case: Case, link: str) -> Row | None:
@@ -180,7 +181,8 @@ def measured(row: Row | None, target: float | None) -> float | None:
 
 def run(command: CompareCommand) -> None:
     """Make and draw a comparison."""
-    comparison = Comparison(command, prepare(command))
+    command, cases = beside(command, prepare(command))
+    comparison = Comparison(command, cases)
     if not command.redraw:
         try:
             comparison.make()

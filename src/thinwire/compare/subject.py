@@ -42,7 +42,7 @@ CODECS = Subject(
     judged=("forward", "backward"),
     axis="bytes per token and boundary, both directions",
     scale=1,
-    out=Path("docs/scoreboard"),
+    out=Path("out/board"),
     page=True,
 )
 EXCHANGES = Subject(
@@ -53,6 +53,6 @@ EXCHANGES = Subject(
     judged=("exchange",),
     axis="KB exchanged per step, all workers together",
     scale=1000,
-    out=Path("docs/exchanges"),
+    out=Path("out/exchanges"),
     page=False,
 )

@@ -8,7 +8,7 @@ import torch
 
 from thinwire import __version__
 from thinwire.compare.cases import Case
-from thinwire.compare.learn import curve, finished, resumable, run_folder, write_learnt
+from thinwire.compare.learn import curve, finished, resumable, write_learnt
 from thinwire.compare.rows import Row, metrics_of_workers, read_lines, write_row
 from thinwire.compare.speed import supervised
 from thinwire.config import RunConfig
@@ -26,7 +26,7 @@ def train_in_workers(config: RunConfig, folder: Path) -> tuple[Row, int]:
 
 def train_over(case: Case, link: str, seed: int, path: Path) -> Row:
     """Make an end-to-end row."""
-    config, folder = case.over(link, seed), run_folder(case, f"{case.name(seed)}-{link}")
+    config, folder = case.over(link, seed), case.runs / f"{case.name(seed)}-{link}"
     summary, _ = train_in_workers(config, folder)
     metrics = metrics_of_workers(folder, config)
     losses = curve(metrics, summary)
@@ -45,7 +45,7 @@ def train_over(case: Case, link: str, seed: int, path: Path) -> Row:
 
 def learn_together(case: Case, seed: int, path: Path) -> Row:
     """Make a learning row of replicas, which exist in workers only; losses are means over the replicas."""
-    config, folder = case.learning(seed), run_folder(case, case.name(seed))
+    config, folder = case.learning(seed), case.runs / case.name(seed)
     summary, resumed_at = train_in_workers(config, folder)
     sent = {f"{case.subject.unit}_{part}": summary["bytes_per_step"][part] for part in case.subject.parts}
     if (exchanged := exchanged_bytes(folder)) is not None:
