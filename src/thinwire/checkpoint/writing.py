@@ -112,12 +112,12 @@ def write_parts(folder: Path, parts: Iterable[Part]) -> None:
 def write_in(folder: Path, part: Part) -> bool:
     """Write one part in a folder that others make and delete too: a stage that fails takes the empty folder away."""
     for left in reversed(range(TRIES)):
-        folder.mkdir(parents=True, exist_ok=True)
-        for parent in (folder.parent, folder.parent.parent):
-            sync_folder(parent)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for parent in (folder.parent, folder.parent.parent):
+                sync_folder(parent)
             return write_part(folder, part)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):  # gone again, or gone while `mkdir` looked whether it is a folder
             if not left:
                 raise
     raise AssertionError
