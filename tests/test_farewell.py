@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
 from thinwire import cli
 from thinwire.checkpoint import newest
 
@@ -67,7 +68,7 @@ def stopped(config: str, folder: Path, mode: str) -> list[str]:
     with Session(config, run, folder / f"{mode}.txt", "--pipeline.mode", mode) as session:
         session.hear(r"step \d+/100000  loss")
         session.press()
-        assert session.process.wait(120) == 0, session.text
+        assert session.process.wait(HANG) == 0, session.text
     typed = re.search(r"^go on with: (.*)$", session.text, re.MULTILINE)[1]
     assert shlex.split(typed) == ["thinwire", "train", "--run", str(run), "--resume"]
     step = re.search(r"^stopped at step (\d+); kept: (.*)$", session.text, re.MULTILINE)
@@ -97,7 +98,7 @@ def test_nobody_has_to_wait_for_the_validation(config, tmp_path, mode):
         session.press()
         session.hear(r"step \d+ is kept in .*; validating, Ctrl-C leaves that out")
         session.press()
-        assert session.process.wait(120) == 130, session.text
+        assert session.process.wait(HANG) == 130, session.text
     step = int(re.search(r"step (\d+) is kept", session.text)[1])
     assert newest(run, 2).name == f"step-{step:06d}"
     assert f"stopped at once; kept: {newest(run, 2)}\ngo on with: thinwire train --run {run} --resume\n" in session.text

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jobs import command
+from patience import HANG
 from test_join import join_words
 from thinwire import cli
 from thinwire.scratch import free_ports
@@ -97,7 +98,7 @@ def test_everything_that_happens_is_told_by_name(config, tmp_path):
         barn.hear(r"all stages go on from step \d+\n")
         at = attic.hear(r"step \d+/100000  loss", at)
         os.kill(barn.process.pid, signal.SIGINT)
-        assert [machine.process.wait(120) for machine in (attic, barn)] == [0, 0]
+        assert [machine.process.wait(HANG) for machine in (attic, barn)] == [0, 0]
     barn.hear("stopping after the step under way; Ctrl-C again ends at once\n")
     attic.hear(r"stopping after step \d+: barn \(stage 1\) was asked to stop\n", at)
     for machine in (attic, barn):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
 from runs import train
 from thinwire import cli, lock
 from thinwire.checkpoint import step_of, steps
@@ -118,7 +119,7 @@ def holder(tmp_path):
     ready = context.Event()
     process = context.Process(target=hold, args=(str(tmp_path / "run"), ready), daemon=True)
     process.start()
-    assert ready.wait(120)
+    assert ready.wait(HANG)
     yield process
     process.kill()
     process.join()
