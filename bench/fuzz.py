@@ -38,6 +38,8 @@ SECONDS = 2.0
 HANG_SECONDS = 300
 """When an input is taken to hang for ever, on a busy machine too."""
 MEMORY = 8 * 2**30
+MEMORY_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Where files go: a disk would only make it slow."""
 MOST_KEPT = 5000
 NAMES = ("hello", "votes", "outcomes", "facts", "manifests", "rosters", "copies", "configs", "places", "questions", "frames")
 ROOT = str(Path(thinwire.__file__).parent)
@@ -116,7 +118,7 @@ def fuzz(name: str, inputs: int, seed: int, *, guided: bool = True) -> str:
     target, generator = load()[name], random.Random(f"{name} {seed}")
     outcomes: collections.Counter[str] = collections.Counter()
     coverage, longest, started = Coverage(), 0.0, time.perf_counter()
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
         corpus = target.seeds(Path(folder))
         good = len(corpus)
         for number in range(inputs):
@@ -144,13 +146,22 @@ def fuzz_with_atheris(name: str, inputs: int, seed: int) -> None:
     target, outcomes = load(instrumented=True)[name], collections.Counter[str]()
     import atheris
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
         for number, data in enumerate(target.seeds(Path(folder))):
             (corpus / str(number)).write_bytes(data)
         atheris.Setup(
-            [sys.argv[0], f"-runs={inputs}", f"-seed={seed + 1}", "-max_len=8192", "-timeout=60", "-rss_limit_mb=0", str(corpus)],
+            [
+                sys.argv[0],
+                f"-runs={inputs}",
+                f"-seed={seed + 1}",
+                "-max_len=8192",
+                "-timeout=60",
+                "-rss_limit_mb=0",
+                f"-artifact_prefix={tempfile.gettempdir()}/fuzz-{name}-",
+                str(corpus),
+            ],
             lambda data: judge(target, data, Path(folder), outcomes),
         )
         atheris.Fuzz()
