@@ -31,4 +31,5 @@ def size_text(count: float) -> str:
 
 def warn(text: str) -> None:
     """Tell the person at this machine."""
-    print(f"thinwire: warning: {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"thinwire: warning: {text}\n")  # at once: other processes write lines there too
+    sys.stderr.flush()
