@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG
 from thinwire import cli, crew
 from thinwire.config import ModelConfig, RunConfig
 from thinwire.inputs import check_folder, check_memory
@@ -36,9 +37,9 @@ def refused(capsys, words: list[str]) -> str:
 @pytest.mark.parametrize(
     "words, part",
     [
-        (("--data.source", "nowhere.txt"), "'nowhere.txt' matches no file"),
+        (("--data.source", "nowhere.txt"), "nowhere.txt' matches no file"),
         (("--data.source", "."), "is a folder"),
-        (("--data.tokenizer", "nowhere.json"), "no file nowhere.json"),
+        (("--data.tokenizer", "nowhere.json"), "nowhere.json: give 'train'"),
         (("--codec.name", "subspce"), "subspce"),
         (("--data.cache", "/dev/null/cache"), "the cache /dev/null/cache cannot be written to"),
         (("--memory.folder", "/dev/null/f", "--memory.budget", "1GB"), "--memory.folder"),
@@ -116,7 +117,7 @@ def test_one_stage_of_a_model_may_fit_where_the_whole_does_not(monkeypatch):
 
 def run_plain(words: list[str], **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "thinwire", *words], capture_output=True, env=os.environ | environment, timeout=300, check=False
+        [sys.executable, "-m", "thinwire", *words], capture_output=True, env=os.environ | environment, timeout=HANG, check=False
     )
 
 

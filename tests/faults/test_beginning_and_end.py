@@ -10,9 +10,9 @@ import signal
 import pytest
 
 from checkpoint.support import change_manifest
-from faults.by_hand import Hand, signal_to, steps_done, wait_until
+from faults.by_hand import Hand, ended, signal_to, steps_done
 from faults.inject import Fault, train_with
-from faults.test_by_hand import ended
+from patience import wait_until
 from runs import train
 from test_join import assert_same, join_words, loopback
 from thinwire import cli
@@ -32,11 +32,11 @@ def test_all_killed_before_the_first_checkpoint(settings, tmp_path, mode, again)
     words = ["train", "--config", settings, "--run", str(run), "--train.threads", "1", *LATE, *mode, "--train.steps"]
     with Hand(tmp_path) as hand:
         process = hand.start([*words, "100000"], "first")
-        wait_until(lambda: steps_done(run, "all" if mode != WORKERS else 0) >= 2, 300)
+        wait_until(lambda: steps_done(run, "all" if mode != WORKERS else 0) >= 2)
         signal_to(process, signal.SIGKILL)
         process.join()
         assert not steps(run)
-        assert ended(hand.start([*words, "5", *again], "second"), 300) == 0, hand.printed("second")
+        assert ended(hand.start([*words, "5", *again], "second")) == 0, hand.printed("second")
         notes = hand.printed("second")[1].count("training begins again at step 0")
     assert notes == len(again)
     assert json.loads((run / "summary.json").read_text())["weights_sha256"] == alone["weights_sha256"]
@@ -49,14 +49,14 @@ def test_machines_killed_before_the_first_checkpoint(settings, tmp_path, killed)
     alone = train(settings, tmp_path / "alone", *LATE, "--train.steps", "30")
     words = [join_words(home, stage, settings, *LATE, *SLOW) for stage, home in enumerate(homes)]
     with Hand(tmp_path) as hand:
-        running = [hand.start(each, f"stage-{stage}") for stage, each in enumerate(words)]
-        wait_until(lambda: min(steps_done(home / "run", stage) for stage, home in enumerate(homes)) >= 2, 300)
+        running = [hand.start(each, f"stage-{stage}", hold=3 if stage == 1 else None) for stage, each in enumerate(words)]
+        hand.await_hold("stage-1")
         for stage in killed:
             signal_to(running[stage], signal.SIGKILL)
             running[stage].join()
         for stage in killed:
             running[stage] = hand.start([*words[stage], "--resume"], f"stage-{stage}")
-        assert [ended(process, 300) for process in running] == [0, 0], [hand.printed(f"stage-{stage}") for stage in range(2)]
+        assert [ended(process) for process in running] == [0, 0], [hand.printed(f"stage-{stage}") for stage in range(2)]
         for stage in killed:
             assert "training begins again at step 0" in hand.printed(f"stage-{stage}")[1]
     assert_same(homes[0], alone)
@@ -69,18 +69,18 @@ def test_one_that_refuses_to_start_does_not_end_the_others(settings, tmp_path):
     alone = train(settings, tmp_path / "alone", *words, "--train.steps", "30")
     lines = [join_words(home, stage, settings, *words, *SLOW) for stage, home in enumerate(homes)]
     with Hand(tmp_path) as hand:
-        other, lost = (hand.start(line, f"stage-{stage}") for stage, line in enumerate(lines))
-        wait_until(lambda: list(homes[0].glob("run/copies/step-*/stage-1.json")), 300)
+        other, lost = (hand.start(line, f"stage-{stage}", hold=20 if stage else None) for stage, line in enumerate(lines))
+        wait_until(lambda: list(homes[0].glob("run/copies/step-*/stage-1.json")))
         signal_to(lost, signal.SIGKILL)
         lost.join()
         for path in homes[1].glob("run/checkpoints/step-*/stage-1.json"):
             change_manifest(path, data="other")
-        assert ended(hand.start([*lines[1], "--resume"], "refused"), 300) == 2
+        assert ended(hand.start([*lines[1], "--resume"], "refused")) == 2
         assert "has data 'other', this run has" in hand.printed("refused")[1]
         assert other.exitcode is None
         shutil.rmtree(homes[1] / "run/checkpoints")
         again = hand.start([*lines[1], "--resume"], "again")
-        assert [ended(process, 300) for process in (other, again)] == [0, 0], [hand.printed(name) for name in ("stage-0", "again")]
+        assert [ended(process) for process in (other, again)] == [0, 0], [hand.printed(name) for name in ("stage-0", "again")]
         assert "replica 0 stage 1 refused to start" in hand.printed("stage-0")[1]
     assert_same(homes[0], alone)
 
@@ -92,15 +92,15 @@ def test_a_damaged_checkpoint_is_healed_from_the_copy(settings, tmp_path):
     alone = train(settings, tmp_path / "alone", *words, "--train.steps", "30")
     lines = [join_words(home, stage, settings, *words, *SLOW) for stage, home in enumerate(homes)]
     with Hand(tmp_path) as hand:
-        other, lost = (hand.start(line, f"stage-{stage}") for stage, line in enumerate(lines))
-        wait_until(lambda: list(homes[0].glob("run/copies/step-*/stage-1.json")), 300)
+        other, lost = (hand.start(line, f"stage-{stage}", hold=20 if stage else None) for stage, line in enumerate(lines))
+        wait_until(lambda: list(homes[0].glob("run/copies/step-*/stage-1.json")))
         signal_to(lost, signal.SIGKILL)
         lost.join()
         for path in homes[1].glob("run/checkpoints/step-*/stage-1.safetensors"):
             good = path.read_bytes()
             path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
         again = hand.start([*lines[1], "--resume"], "again")
-        assert [ended(process, 300) for process in (other, again)] == [0, 0], [hand.printed(name) for name in ("stage-0", "again")]
+        assert [ended(process) for process in (other, again)] == [0, 0], [hand.printed(name) for name in ("stage-0", "again")]
     assert_same(homes[0], alone)
 
 

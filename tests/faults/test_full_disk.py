@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from disks import fill, mounted
-from faults.by_hand import Hand, signal_to, wait_until
+from faults.by_hand import Hand, ended, signal_to
 from faults.inject import Fault, command_with, train_with
 from faults.support import WORDS, assert_struck, resumed
-from faults.test_by_hand import ended
 from jobs import local_roster
+from patience import wait_until
 from runs import train, unhurried
 from test_join import assert_same, join_words, loopback
 from thinwire import cli
@@ -71,11 +71,11 @@ def test_asked_to_end_while_it_is_full(settings, small_disk, tmp_path):
     words = ["--train.checkpoint_every", "3", "--train.validate_every", "0", "--train.decay", "0", "--train.threads", "1", "--train.steps"]
     with Hand(tmp_path) as hand:
         process = hand.start(["train", "--config", settings, "--run", str(run), *words, "100000", "--pipeline.mode", "workers"], "train")
-        wait_until(lambda: bool(complete(run)), 300)
+        wait_until(lambda: bool(complete(run)))
         fill(run)
-        wait_until(lambda: "was not written" in hand.printed("train")[1], 300)
+        wait_until(lambda: "was not written" in hand.printed("train")[1])
         signal_to(process, SIGTERM)
-        assert ended(process, 300) == 0, hand.printed("train")
+        assert ended(process) == 0, hand.printed("train")
         assert "Traceback" not in hand.printed("train")[1]
     steps = str(max(step_of(folder) for folder in complete(run)) + 4)
     (run / "filler").unlink()
@@ -115,14 +115,14 @@ def test_no_room_for_a_neighbours_copies(settings, tmp_path):
     more = ("--link.reconnect_seconds", "200", "--train.decay", "0")
     words = [join_words(home, stage, settings, *more) for stage, home in enumerate(homes)]
     with mounted(homes[0] / "full") as disk, Hand(tmp_path) as hand:
-        assert [ended(each, 300) for each in [hand.start(line, f"first-{stage}") for stage, line in enumerate(words)]] == [0, 0]
+        assert [ended(each) for each in [hand.start(line, f"first-{stage}") for stage, line in enumerate(words)]] == [0, 0]
         copies = homes[0] / "run/copies"
         copies.rename(homes[0] / "copies before")
         copies.symlink_to(disk)
         fill(disk)
         longer = [[*line, "--resume", "--train.steps", "12"] for line in words]
         running = [hand.start(line, f"stage-{stage}") for stage, line in enumerate(longer)]
-        assert [ended(each, 300) for each in running] == [0, 0], [hand.printed(f"stage-{stage}") for stage in range(2)]
+        assert [ended(each) for each in running] == [0, 0], [hand.printed(f"stage-{stage}") for stage in range(2)]
         error, other = (hand.printed(f"stage-{stage}")[1] for stage in range(2))
     assert "the copy of stage 1's checkpoint" in error and "make room there" in error and str(copies) in error
     assert "was not written" not in other

@@ -112,8 +112,10 @@ def make_large_run(run: Path) -> None:
             Piece(name, shape, torch.float32, lambda start, stop, shape=shape: torch.full((stop - start, *shape[1:]), 0.1))
             for name, shape in shapes.items()
         ]
+        tensors = folder / f"stage-{plan.index}.safetensors"
         manifest = {"format": checkpoint.FORMAT, "stage": plan.index, "stages": plan.count, "layers": list(plan.layers)}
-        manifest["sha256"] = write_file(folder / f"stage-{plan.index}.safetensors", pieces)
+        manifest |= checkpoint.facts(config, "none") | {"step": 1, "seconds": 0.0, "basis_version": 0, "before": ""}
+        manifest |= {"sha256": write_file(tensors, pieces), "bytes": tensors.stat().st_size}
         (folder / f"stage-{plan.index}.json").write_bytes(checkpoint.encode(manifest))
 
 

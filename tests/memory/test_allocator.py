@@ -11,7 +11,6 @@ from patience import HANG
 
 CODE = """
 import torch
-from patience import HANG
 from thinwire.memory.allocator import return_freed_memory
 
 def resident():
