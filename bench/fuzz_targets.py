@@ -37,8 +37,8 @@ from thinwire.pipeline.control import Control
 from thinwire.pipeline.copies import MANIFEST_BYTES, MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.outcome import Outcome
 from thinwire.places import PLACES_FILE, keep_places, known_places
+from thinwire.restore import held_for
 from thinwire.standby import hear, place_in
-from thinwire.train import held_for
 
 LEFT, RIGHT = Place(0, 0), Place(0, 1)
 OPTIONS = LinkOptions(credit_frames=8)
