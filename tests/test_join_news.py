@@ -131,4 +131,4 @@ def test_what_a_machine_lacks_is_found_before_it_meets_anyone(config, tmp_path, 
     capsys.readouterr()
     assert cli.main(join_words(home, 0, config, "--data.source", "nowhere/*.txt")) == 2
     printed = capsys.readouterr()
-    assert "'nowhere/*.txt' matches no file" in printed.err and "listening" not in printed.out
+    assert "nowhere/*.txt' matches no file" in printed.err and "listening" not in printed.out

@@ -127,7 +127,7 @@ def from_table(kind: Any, table: Any, where: str, section: str) -> Any:
 def fit(hint: Any, value: Any, where: str) -> Any:
     """Return the value in the field's type, or refuse it."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if type(value) is int and abs(value) >= 2**63:
+    if type(value) is int and not -(2**63) <= value < 2**63:
         raise ValueError(f"{where} is {shown(value, 50)}; whole numbers have 64 bits at most")
     for kind in kinds:
         if get_origin(kind) is Literal and value in get_args(kind):

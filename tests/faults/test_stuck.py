@@ -70,7 +70,7 @@ def test_sigterm_ends_a_run_with_a_stuck_stage(settings, quiet, tmp_path, capsys
     assert command_with(["--config", settings, "--run", str(run), *WORDS], [fault], tmp_path / "struck") == 0
     assert_struck(tmp_path, [fault])
     out, error = capsys.readouterr()
-    assert "stopped at step 3; go on with: thinwire train" in out  # the last checkpoint that all stages have
+    assert "stopped at step 3; kept: " in out and "go on with: thinwire train" in out  # the last checkpoint that all stages have
     assert "stage 1 did not end by itself" in error and "Traceback" not in error
     assert kind == "stuck whole" or "(inject.py:" in error
     assert resumed(settings, run) == quiet()

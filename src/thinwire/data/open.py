@@ -69,7 +69,7 @@ def check_source(data: DataConfig) -> list[Path]:
         raise ValueError(
             f"data.source {data.source!r} mixes shards ({shards[0]}) and text ({other}): narrow the glob to one kind, such as '*.bin'"
         )
-    if not any(path.stat().st_size for path in paths):
+    if not shards and not any(path.stat().st_size for path in paths):
         raise ValueError(f"data.source {data.source!r}: {paths[0]} is empty ({len(paths)} file(s), 0 bytes): give files with text in them")
     return paths
 
