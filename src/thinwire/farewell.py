@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire import checkpoint
+from thinwire.files import matching
 
 EVERYWHERE = "\n(on every machine, each with its own command)"
 
@@ -26,7 +27,7 @@ def last_words(summary: dict[str, Any], run: Path, command: str, everywhere: boo
 
 def kept(run: Path) -> str:
     """Name the newest checkpoint in a run folder."""
-    folders = [folder for folder in checkpoint.steps(run) if any(folder.glob("stage-*.json"))]
+    folders = [folder for folder in checkpoint.steps(run) if matching(folder, "stage-*.json")]
     return f"kept: {shlex.quote(str(folders[-1]))}" if folders else "there was no checkpoint yet"
 
 

@@ -44,3 +44,11 @@ def read_small(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise ValueError(f"{path} has more than {most} bytes, the most that such a file may have")
     return data
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """List what is in a folder by a pattern for names; nothing if the folder is not there, or another process takes it away meanwhile."""
+    try:
+        return sorted(folder.glob(pattern))
+    except FileNotFoundError:
+        return []

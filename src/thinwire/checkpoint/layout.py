@@ -21,6 +21,7 @@ from typing import Any
 
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, shape_of, tensors_path, whole
+from thinwire.files import matching
 from thinwire.model.cut import StagePlan
 
 STEP_NAME = re.compile(r"step-(\d{6,})((?:-\d+-[0-9a-f]{8})?)")
@@ -73,7 +74,7 @@ def step_of(folder: Path) -> int:
 def parts_of(folder: Path, *, copies: bool = False) -> list[dict[str, Any]] | None:
     """Return the manifests of all parts of a checkpoint if all are here and whole, in whatever shape; with `copies` a neighbour's count."""
     homes = (folder, copies_of(folder)) if copies else (folder,)
-    paths = (path for home in homes for path in home.glob("stage-*.json"))
+    paths = (path for home in homes for path in matching(home, "stage-*.json"))
     indices = {int(match[1]) for path in paths if (match := PART_NAME.fullmatch(path.name))}
     where = {index: home_of(folder, index) if copies else folder for index in sorted(indices)}
     found = [manifest for index, home in where.items() if (manifest := whole(home, index)) is not None]
@@ -103,7 +104,7 @@ def available(run: Path, plans: Sequence[StagePlan], *, verify: bool = False, co
 
 def proven(run: Path) -> int:
     """Return the newest step of which the parts here say that every worker had a checkpoint; -1: none was ever whole everywhere."""
-    found = [(folder, PART_NAME.fullmatch(path.name)) for folder in steps(run) for path in folder.glob("stage-*.json")]
+    found = [(folder, PART_NAME.fullmatch(path.name)) for folder in steps(run) for path in matching(folder, "stage-*.json")]
     parts = [whole(folder, int(match[1])) for folder, match in found if match is not None]
     # An earlier release did not say: then there was one, and to begin again would be wrong.
     return max((part.get("everyone", part["step"]) for part in parts if part is not None), default=-1)

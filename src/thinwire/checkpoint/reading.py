@@ -19,6 +19,7 @@ from torch import Tensor
 from thinwire.checkpoint.fitting import refuse_misfit, refuse_state
 from thinwire.checkpoint.layout import Position, is_undamaged
 from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, manifest_path, read_manifest, shape_of, tensors_path
+from thinwire.files import matching
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
 from thinwire.shown import shown
@@ -82,7 +83,7 @@ def load(
 
 def all_manifests(folder: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Read the manifests of all parts of a checkpoint of another shape."""
-    paths = [path for home in (folder, copies_of(folder)) for path in home.glob("stage-*.json") if path.stem[6:].isdigit()]
+    paths = [path for home in (folder, copies_of(folder)) for path in matching(home, "stage-*.json") if path.stem[6:].isdigit()]
     there = sorted({int(path.stem.removeprefix("stage-")) for path in paths})
     if not there:
         raise ValueError(f"{folder} holds no part of a checkpoint; check --run, or copy the parts there")

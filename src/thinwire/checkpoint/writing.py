@@ -20,7 +20,7 @@ from torch import Tensor
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.checkpoint.layout import Position, age, folder_of, parts_of, step_of, steps
 from thinwire.checkpoint.manifest import FORMAT, encode, manifest_path, tensors_path, whole
-from thinwire.files import write_atomic
+from thinwire.files import matching, write_atomic
 from thinwire.hf.shards import Piece, write_file
 from thinwire.model.stages import Stage
 from thinwire.optimizer import StageOptimizer
@@ -170,7 +170,7 @@ def remove_part(folder: Path, index: int | None) -> None:
     """Delete what a folder holds of one stage, or of all; manifests go first, so that no part is left half."""
     label = "*" if index is None else str(index)
     for pattern in (f"stage-{label}.json", f"*stage-{label}.*"):
-        for path in folder.glob(pattern):
+        for path in matching(folder, pattern):
             path.unlink(missing_ok=True)
 
 

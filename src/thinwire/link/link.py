@@ -184,10 +184,10 @@ class Link:
         tokens = range(first, first + count)
         self._loop.heartbeat.echoes.update(dict.fromkeys(tokens, 0.0))
         filler = bytes(max(0, size - TOKEN.size))
+        started = time.monotonic()
         for token in tokens:
             self._outbox.put_plain(Frame.make(Kind.PING, TOKEN.pack(token) + filler, channel=Channel.BULK, epoch=self.epoch))
         self._loop.wake()
-        started = time.monotonic()
         deadline = started + timeout
         try:
             while not self._loop.heartbeat.echoes[first + count - 1]:

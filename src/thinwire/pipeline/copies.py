@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from thinwire.disk import shortage, warn
-from thinwire.files import read_small
+from thinwire.files import matching, read_small
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
@@ -121,10 +121,10 @@ class Copies:
         """Note that every worker has a checkpoint of this step: delete copies that are older than the newest one up to it."""
         for stage in self.links:
             older = sorted(each for path in self._manifests(stage) if (each := step_of(path.parent.name)) <= step)
-            for folder in self.folder.glob("step-*"):
+            for folder in matching(self.folder, "step-*"):
                 if older and step_of(folder.name) < older[-1]:
                     with suppress(OSError):  # what stays too long does no harm
-                        for path in sorted(folder.glob(f"stage-{stage}.*")):  # the manifest before the tensors it vouches for
+                        for path in matching(folder, f"stage-{stage}.*"):  # the manifest before the tensors it vouches for
                             path.unlink()
                         folder.rmdir()
 
@@ -156,7 +156,12 @@ class Copies:
         self.decided.set()
 
     def _manifests(self, stage: int) -> list[Path]:
-        return [path for path in self.folder.glob(f"step-*/stage-{stage}.json") if NAME.fullmatch(path.parent.name)]
+        return [path for path in self._parts(self.folder, f"stage-{stage}.json") if NAME.fullmatch(path.parent.name)]
+
+    @staticmethod
+    def _parts(folder: Path, pattern: str) -> list[Path]:
+        """List files of all checkpoints in a folder; another thread may be deleting some."""
+        return [path for each in matching(folder, "step-*") for path in matching(each, pattern)]
 
     def _offer(self) -> None:
         """Send what is offered, one checkpoint after the other."""
@@ -226,7 +231,7 @@ class Copies:
             name = piece[PIECE.size : PIECE.size + length].decode("ascii")
             folder = (self.own if stage == self.stage else self.folder) / name
             with suppress(OSError):
-                for path in folder.glob(f"stage-{stage}.*.copy"):
+                for path in matching(folder, f"stage-{stage}.*.copy"):
                     path.unlink()
                 folder.rmdir()
             reason = shortage(folder, error, total)
@@ -281,7 +286,7 @@ class Copies:
     @staticmethod
     def _forget_begun(folder: Path, stage: int) -> None:
         """Delete what came of a stage's checkpoints and was not finished."""
-        for path in folder.glob(f"step-*/stage-{stage}.*.copy"):
+        for path in Copies._parts(folder, f"stage-{stage}.*.copy"):
             path.unlink(missing_ok=True)
             with suppress(OSError):  # there is something else in it
                 path.parent.rmdir()
@@ -296,7 +301,7 @@ class Copies:
 
     def _is_full(self, stage: int, folder: Path) -> bool:
         """Tell whether as many other copies of a neighbour are here as there can ever be use for."""
-        return len({path.parent for path in self.folder.glob(f"step-*/stage-{stage}.*")} - {folder}) >= MOST_COPIES
+        return len({path.parent for path in self._parts(self.folder, f"stage-{stage}.*")} - {folder}) >= MOST_COPIES
 
     def _complete(self, folder: Path, stage: int) -> None:
         """Put both files in place if the tensors are what the manifest says."""
