@@ -24,9 +24,11 @@ def fill(room: Room, number: int, host: str, *, talking: bool) -> list[Guest | N
     for each in gone:
         if each is not None:
             room.leave(each)
-    if talking and stranger in room and (crowded_out := room.spoke(stranger)) is not None:
-        gone.append(crowded_out)
-        room.leave(crowded_out)
+    if talking and stranger in room:
+        room.spoke(stranger)
+        if (crowded_out := room.excess()) is not None:
+            gone.append(crowded_out)
+            room.leave(crowded_out)
     return gone
 
 
@@ -67,12 +69,26 @@ def test_the_refused_go_first_then_strangers_then_members():
     member, stranger, other = guest(member=True), guest(), guest()
     for each in (member, stranger):
         room.enter(each)
-        assert room.spoke(each) is None
+        room.spoke(each)
+        assert room.excess() is None
     room.enter(other)
-    assert room.spoke(other) is stranger
+    room.spoke(other)
+    assert room.excess() is stranger
     other.refused = True
     room.leave(stranger)
     assert room.least() is other
+
+
+def test_a_member_that_comes_last_is_weighed_by_what_it_has_shown():
+    """A room full of those who repeat a member's word does not cost the true one its place: its address holds the fewest."""
+    room, peer = Room(talking=3), guest("10.0.0.9")
+    for number in range(3):
+        room.enter(each := guest("10.0.0.1", member=True))
+        room.spoke(each)
+    room.enter(peer)
+    room.spoke(peer)
+    peer.member = True
+    assert room.excess() not in (None, peer)
 
 
 def test_one_household_is_one_address():

@@ -39,7 +39,7 @@ class Dialer:
         self._options = options
         self._context = client_context(identity, peer.certificate, service)
         self._der = certificate_of(peer.certificate)
-        self._name = knock(identity.certificate, peer.certificate)
+        self._name = knock(identity, peer.certificate, calling=True)
         self.fingerprint = identity.fingerprint
         """Of this worker's own certificate, which the peer's roster must hold."""
         self._target: tuple[Any, ...] | None = None

@@ -87,7 +87,7 @@ class Listener:
         self._places = {certificate_of(peer.certificate): peer.place for peer in peers}
         self._askers = {certificate_of(worker.certificate): worker.place for worker in (*peers, *others)}
         certificates = {worker.certificate for worker in (*peers, *others)}
-        self._knocks = {knock(certificate, self._identity.certificate) for certificate in certificates}
+        self._knocks = {knock(self._identity, certificate, calling=False) for certificate in certificates}
         context = server_context(self._identity, certificates)
         context.sni_callback = self._knocked
         self._context = context
@@ -165,13 +165,15 @@ class Listener:
         self._serving.member = name in self._knocks
         return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME if self._room.crowded and not self._serving.member else None
 
-    def _begin(self, guest: Guest) -> Connection | None:
-        """Begin the handshake of a guest whose first bytes have come; None: somebody else needs the room more."""
-        if (crowded_out := self._room.spoke(guest)) is not None:
-            self._crowd_out(crowded_out)
-        if crowded_out is guest:
-            return None
+    def _begin(self, guest: Guest) -> Connection:
+        """Begin the handshake of a guest whose first bytes have come, and make room once these have shown who it may be."""
+        self._room.spoke(guest)
         guest.connection = Connection(guest.socket, self._context, server_side=True, congestion=tune(guest.socket, self._options))
+        try:
+            guest.connection.handshake()  # not done yet: the client still has to show its certificate
+        finally:
+            if (crowded_out := self._room.excess()) is not None:
+                self._crowd_out(crowded_out)
         return guest.connection
 
     def _serve(self, guest: Guest) -> None:
@@ -185,12 +187,13 @@ class Listener:
                     pass
                 raise ConnectionResetError
             connection = guest.connection or self._begin(guest)
-            if connection is not None and connection.handshake():
+            if guest in self._room and connection.handshake():
                 self._route(guest, connection)
         except BlockingIOError:
             pass
         except OSError as error:
-            self._refuse(guest, error)
+            if guest in self._room:
+                self._refuse(guest, error)
 
     def _refuse(self, guest: Guest, error: OSError) -> None:
         """End a handshake that went wrong."""

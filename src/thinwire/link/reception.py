@@ -58,6 +58,8 @@ class Reception:
         loop.selector.register(connection.socket, selectors.EVENT_READ, lambda: loop.take_in(greeting, connection.read))
         if len(self.greetings) > MOST_GREETINGS:
             self._dismiss(self.greetings[0], Problem(f"no HELLO before {MOST_GREETINGS} other connections came"))
+            if greeting not in self.greetings:  # to go on with it was tried, and it does not work
+                return
         if loop.telling:
             if greeting.said or self._say_hello(greeting, now):
                 self._use(greeting, now)
@@ -93,8 +95,9 @@ class Reception:
 
     def lost(self, now: float) -> None:
         """Go on with those who wait, now that nothing is in use."""
-        for greeting in [greeting for greeting in self.greetings if not greeting.said]:
-            self._say_hello(greeting, now)
+        for greeting in list(self.greetings):
+            if greeting in self.greetings and not greeting.said:  # one that cannot be told is dismissed, and others are then gone on with
+                self._say_hello(greeting, now)
 
     def tell(self) -> None:
         """Use a connection that has our HELLO for a last word, if there is no other."""

@@ -70,9 +70,12 @@ class Room:
         self._quiet[guest] = neighbourhood(guest.host)
         return worst(self._quiet) if len(self._quiet) > self._most_quiet else None
 
-    def spoke(self, guest: Guest) -> Guest | None:
-        """Note the first bytes of a guest; return whom to show out for it, perhaps itself."""
+    def spoke(self, guest: Guest) -> None:
+        """Note the first bytes of a guest."""
         self._talking[guest] = self._quiet.pop(guest)
+
+    def excess(self) -> Guest | None:
+        """Return whom to show out if too many talk, perhaps the one who came last."""
         return worst(self._talking) if len(self._talking) > self._most_talking else None
 
     def leave(self, guest: Guest) -> None:
