@@ -20,7 +20,7 @@ from thinwire.configfile import from_toml, packaged, to_toml
 from thinwire.configfile import load as load_config
 from thinwire.limits import check
 from thinwire.link.contract import Contract, Cursor, Flow, TensorForm
-from thinwire.link.errors import LinkError, ProtocolError
+from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind, Parser
 from thinwire.link.frame import encode as encode_frame
 from thinwire.link.hello import PeerBehind, PeerReplaced, Terms, decode_hello, judge, make_hello
@@ -34,7 +34,7 @@ from thinwire.link.tls import make_identity, trust
 from thinwire.model.cut import StagePlan
 from thinwire.pipeline import forms
 from thinwire.pipeline.control import Control
-from thinwire.pipeline.copies import MANIFEST_BYTES, MOST_COPIES, PIECE, Copies
+from thinwire.pipeline.copies import MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.outcome import Outcome
 from thinwire.places import PLACES_FILE, keep_places, known_places
 from thinwire.restore import held_for
@@ -60,6 +60,8 @@ class Target:
     """Whether inputs are JSON or TOML."""
     foreign: bool = True
     """Whether somebody else may have written it, so that what is said of it must be safe to show."""
+    refused: frozenset[int] = frozenset()
+    """Numbers of the good inputs that are refused all the same: a later epoch, a vote for nothing, a part without its neighbour."""
 
 
 class Said:
@@ -124,7 +126,7 @@ def facts(folder: Path) -> list[bytes]:
     part = {"hashes": {"a": "b"}, "parameters": 7, "boundary": dict.fromkeys(("tokens", "forward", "backward", "ids"), 5), "links": []}
     part |= {"exchange": 0, "memory": {"peak": 3}}
     said = [
-        {"data": "0123", "validation_rows": 8, "resume": False},
+        {"data": "0123", "validation_rows": 8, "resume": False, "summarised": -1},
         {"rows": 8, "bytes_per_token": 3.2},
         {"length": 3, "limit": 5, "end": None, "sampling": sampling},
         part,
@@ -135,7 +137,8 @@ def facts(folder: Path) -> list[bytes]:
 
 
 def announce(data: bytes, folder: Path) -> None:
-    kinds = {b"rows": forms.ABOUT_DATA, b"bytes": forms.ABOUT_ROWS, b"sampling": forms.ORDER, b"hashes": forms.PART, b"outcome": forms.LAST}
+    kinds = {b"validation_rows": forms.ABOUT_DATA, b"bytes_per_token": forms.ABOUT_ROWS, b"sampling": forms.ORDER}
+    kinds |= {b"hashes": forms.PART, b"outcome": forms.LAST}
     form = next((form for word, form in kinds.items() if word in data), forms.FINGERPRINT)
     Control(cast(Link, Said(data)), None).announce(None, form)
 
@@ -228,23 +231,44 @@ def copies(folder: Path) -> list[bytes]:
     return [*found, found[0] + found[1]]
 
 
-def take_copies(data: bytes, folder: Path) -> None:
-    run = folder / "run"
-    if len(list((run / "copies").glob("*"))) > MOST_COPIES:
-        shutil.rmtree(run)  # as full as it may be: begin again
-    keeper = Copies(run, 0, 2, None, None, LARGEST)
-    keeper.expect("step-000005")
-    try:
-        start = 0
+class Sent:
+    """A link over which pieces of copies come, and then nothing more."""
+
+    peer = RIGHT
+
+    def __init__(self, data: bytes) -> None:
+        self.pieces, start = [], 0
         while start + SIZE.size <= len(data):
             (size,) = SIZE.unpack_from(data, start)
-            keeper._write(1, data[start + SIZE.size : start + SIZE.size + size])
+            self.pieces.append(data[start + SIZE.size : start + SIZE.size + size])
             start += SIZE.size + size
-    finally:
-        keeper.held()
-        used = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-        assert used <= (MOST_COPIES + 2) * (LARGEST + MANIFEST_BYTES), used
-        shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        self.pieces.reverse()
+        self.refusal: str | None = None
+
+    def receive(self, channel: Channel) -> Frame:
+        if not self.pieces or self.refusal is not None:
+            raise LinkClosed("no more")
+        return Frame.make(Kind.SNAPSHOT, self.pieces.pop(), channel=channel)
+
+    def abort(self, reason: str) -> None:
+        self.refusal = reason
+
+
+def take_copies(data: bytes, folder: Path) -> None:
+    """Take pieces as the thread of a link does; what stays is bounded, however many inputs have come before."""
+    run, sent = folder / "run", Sent(data)
+    keeper = Copies(run, 0, 2, None, None, LARGEST)
+    keeper.whole[1] = set()
+    keeper.expect("step-000005")
+    keeper._take(1, cast(Link, sent))
+    keeper.held()
+    whole, begun = ([*(run / "copies").glob(f"step-*/stage-1.json{ending}")] for ending in ("", ".copy"))
+    assert len(whole) <= MOST_COPIES and len(begun) <= 1, (whole, begun)
+    sizes = [path.stat().st_size for path in (run / "copies").glob("step-*/stage-1.safetensors*")]
+    assert len(sizes) <= MOST_COPIES + 1 and all(size <= LARGEST for size in sizes), sizes
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    if sent.refusal is not None:
+        raise ProtocolError("SNAPSHOT", sent.refusal, "pieces of a copy")
 
 
 def configs(folder: Path) -> list[bytes]:
@@ -272,11 +296,11 @@ def parse_frames(data: bytes, folder: Path) -> None:
 
 
 TARGETS: dict[str, Target] = {
-    "hello": Target(greetings, greet, (LinkError,)),
-    "votes": Target(ballots, vote, (ProtocolError, ValueError)),
+    "hello": Target(greetings, greet, (LinkError,), refused=frozenset({1})),
+    "votes": Target(ballots, vote, (ProtocolError, ValueError), refused=frozenset({1})),
     "outcomes": Target(outcomes, settle, (ProtocolError, ValueError)),
     "facts": Target(facts, announce, (ProtocolError,)),
-    "manifests": Target(manifests, read_manifests, (ValueError,)),
+    "manifests": Target(manifests, read_manifests, (ValueError,), refused=frozenset({0})),
     "rosters": Target(rosters, read_rosters, (ValueError,)),
     "copies": Target(copies, take_copies, (ProtocolError,), text=False),
     "configs": Target(configs, read_configs, (ValueError,), foreign=False),

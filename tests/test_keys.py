@@ -154,3 +154,9 @@ def test_nobody_else_can_ever_open_the_key(tmp_path, monkeypatch):
     assert modes == [0o600], "the key's file must be made by os.open with its mode"
     assert stat.S_IMODE(identity.key_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(identity.certificate_path.stat().st_mode) == 0o666
+
+
+@pytest.mark.parametrize("days", ["0", "-3", "99999999", "2000000000"])
+def test_a_validity_that_cannot_be_is_refused(tmp_path, capsys, days):
+    assert cli.main(["keys", str(tmp_path / "keys"), "--days", days]) == 2
+    assert "choose 1 to 36500" in capsys.readouterr().err and not (tmp_path / "keys").exists()

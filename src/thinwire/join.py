@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.disk import shortage
 from thinwire.farewell import farewell, go_on_command, last_words
 from thinwire.inputs import check_inputs
 from thinwire.link.errors import LinkError
@@ -15,7 +16,7 @@ from thinwire.link.roster import Place, Roster, read_roster
 from thinwire.link.tls import Identity, load_identity
 from thinwire.lock import locked
 from thinwire.news import cause, named, tell
-from thinwire.places import keep_places, known_places
+from thinwire.places import PLACES_FILE, keep_places, known_places
 from thinwire.progress import Progress
 from thinwire.recover import train_stage
 from thinwire.seat import Seat
@@ -76,7 +77,10 @@ def stand_by(command: JoinCommand, identity: Identity, roster: Roster) -> Desk:
     """Open the desk at which this machine is asked to take a place, and say so."""
 
     def accept(place: Place) -> None:
-        keep_places(roster.taken_by(place, desk.me), command.run)
+        try:
+            keep_places(roster.taken_by(place, desk.me), command.run)
+        except OSError as error:
+            raise ValueError(shortage(command.run / PLACES_FILE, error)) from error
 
     desk = Desk(roster, identity, command.config, accept, command.listen)
     if desk.place is None:

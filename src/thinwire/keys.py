@@ -12,6 +12,9 @@ from thinwire.link.roster import STANDBYS, Place, Roster, Worker, read_roster, w
 from thinwire.link.tls import fingerprint, make_identity, read_certificate
 from thinwire.shown import shown
 
+MOST_DAYS = 36500
+"""Longest validity of a certificate: a hundred years."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeysCommand:
@@ -44,6 +47,8 @@ class RosterCommand:
 def keys(argv: list[str]) -> None:
     """Run the `keys` verb."""
     command = tyro.cli(KeysCommand, prog="thinwire keys", args=argv, use_underscores=True)
+    if not 1 <= command.days <= MOST_DAYS:
+        raise ValueError(f"--days is {command.days}; choose 1 to {MOST_DAYS}, such as 3650 for ten years")
     identity = make_identity(command.folder, command.name, command.days)
     print(f"{identity.certificate_path}: give this file to the others; {identity.key_path.name} stays here")
     print(f"fingerprint {identity.fingerprint}: compare it with the others over the phone")

@@ -168,8 +168,8 @@ class Desk:
                 assert place is not None
                 try:
                     self.accept(place)
-                except OSError as error:
-                    self._tell(f"cannot take the place of {place}: {error.strerror or error}; make room where {error.filename} is to stand")
+                except (OSError, ValueError) as error:
+                    self._tell(f"cannot take the place of {place}: {error}")
                     return None
                 self.place = place
             self.over = self.over or (word == "over" and self.place is None)

@@ -82,7 +82,7 @@ def test_the_refused_go_first_then_strangers_then_members():
 def test_a_member_that_comes_last_is_weighed_by_what_it_has_shown():
     """A room full of those who repeat a member's word does not cost the true one its place: its address holds the fewest."""
     room, peer = Room(talking=3), guest("10.0.0.9")
-    for number in range(3):
+    for _ in range(3):
         room.enter(each := guest("10.0.0.1", member=True))
         room.spoke(each)
     room.enter(peer)

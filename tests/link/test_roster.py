@@ -142,3 +142,9 @@ def test_a_roster_that_is_no_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "roster.toml")
     with pytest.raises(ValueError, match="not a regular file"):
         read_roster(tmp_path / "roster.toml")
+
+
+@pytest.mark.parametrize("address", ["attic..example.org:29400", f"{'a' * 64}.org:29400"])
+def test_a_name_that_nobody_can_look_up_is_refused(address):
+    with pytest.raises(ValueError, match="is not host:port"):
+        split_address(address)

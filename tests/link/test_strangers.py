@@ -16,7 +16,7 @@ from thinwire.link.knock import knock
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.roster import Worker
-from thinwire.link.tls import client_context
+from thinwire.link.tls import Identity, client_context
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ class Peer:
         context = client_context(world.identity("right"), left)
         self.socket = socket.create_connection(listener.address, timeout=HANG)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=knock(world.identity("right").certificate, left))
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=knock(world.identity("right"), left, calling=True))
 
     def say(self) -> bool:
         """Go on with the handshake as far as possible without the other end; return whether it is done."""
@@ -102,6 +102,10 @@ def test_the_peer_gets_in_while_a_crowd_holds_on(world, listener, kind):
 
 
 def test_a_member_is_known_by_its_knock_alone_to_members(world):
-    pems = [world.identity(name).certificate for name in ("left", "right", "stranger")]
-    words = {knock(client, server) for client in pems for server in pems}
-    assert len(words) == 9 and all(word.isalnum() and len(word) < 63 for word in words)
+    left, right, stranger = (world.identity(name) for name in ("left", "right", "stranger"))
+    word = knock(right, left.certificate, calling=True)
+    assert word == knock(left, right.certificate, calling=False), "both ends make it"
+    assert word != knock(left, right.certificate, calling=True), "it says who calls whom"
+    assert word.isalnum() and len(word) < 63
+    forged = Identity(stranger.key_path, stranger.certificate_path, right.certificate)
+    assert word != knock(forged, left.certificate, calling=True), "certificates alone, which a server shows to anyone, do not make it"

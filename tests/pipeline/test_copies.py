@@ -158,16 +158,23 @@ def take(copies: Copies, *messages: bytes) -> None:
 def test_a_neighbour_cannot_fill_the_disk(copies):
     for step in range(1, MOST_COPIES + 3):
         take(copies, *pieces(step))
-    assert kept(copies) == [f"step-{step:06d}" for step in range(1, MOST_COPIES + 1)]
+    assert kept(copies) == [f"step-{step:06d}" for step in range(3, MOST_COPIES + 3)]
+
+
+def test_the_newest_copy_and_the_last_safe_one_stay(copies):
+    """When copies of some checkpoints went nowhere else, those between the safe one and the newest give way, and copying goes on."""
+    take(copies, *pieces(1))
+    copies.confirm(1)
+    for step in range(2, MOST_COPIES + 5):
+        take(copies, *pieces(step))
+        assert copies.copied((step,)) == (step,)
+    assert kept(copies) == ["step-000001", *(f"step-{step:06d}" for step in range(6, MOST_COPIES + 5))]
 
 
 def test_what_was_begun_without_room_is_left_when_there_is_room_again(copies):
-    for step in range(1, MOST_COPIES + 1):
-        take(copies, *pieces(step))
     tensors, manifest = pieces(9)
     take(copies, tensors)
-    for path in (copies.folder / "step-000001").iterdir():
-        path.unlink()
+    (copies.folder / "step-000009/stage-1.safetensors.copy").unlink()
     take(copies, manifest)
     assert "step-000009" not in kept(copies)
     take(copies, *pieces(10))

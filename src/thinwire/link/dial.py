@@ -90,7 +90,7 @@ class Dialer:
             selector.register(self._socket, selectors.EVENT_WRITE, callback)
             with contextlib.suppress(BlockingIOError):
                 self._socket.connect(address)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a name that cannot be looked up
             self.failed(not_connected(self._address, error), now, selector)
 
     def progress(self, now: float, selector: selectors.BaseSelector, callback: Callable[[], None]) -> Connection | None:

@@ -25,7 +25,7 @@ def knock(identity: Identity, other: str, *, calling: bool) -> str:
 
 
 def agreed(identity: Identity, certificate: bytes) -> bytes:
-    """Return the secret that both ends derive, each from its own private key and the other's public one; b"" where keys are of other kinds."""
+    """Return the secret that each end derives from its own private key and the other's public one; nothing if keys are of other kinds."""
     own = serialization.load_pem_private_key(identity.key_path.read_bytes(), password=None)
     public = x509.load_der_x509_certificate(certificate).public_key()
     if not (isinstance(own, ec.EllipticCurvePrivateKey) and isinstance(public, ec.EllipticCurvePublicKey)):

@@ -41,10 +41,10 @@ def given_up(peer: object, seconds: float, problem: Problem) -> LinkError:
     return LinkError(f"no connection to {peer} for {seconds} s (last problem: {problem.text}); {problem.remedy}{longer}")
 
 
-def not_connected(address: str, error: OSError) -> Problem:
+def not_connected(address: str, error: OSError | UnicodeError) -> Problem:
     """Tell why there is no TCP connection."""
-    reason = error.strerror or str(error)
-    if isinstance(error, socket.gaierror):
+    reason = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, (socket.gaierror, UnicodeError)):
         return Problem(
             f"the name in {address} has no address ({reason})",
             "check its spelling in the roster and this machine's DNS, or write a number instead of the name",

@@ -172,6 +172,10 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_host = 0 < len(bare) <= HOST_LETTERS and bare.isprintable() and not set(bare) & set(" \"'") and (":" not in bare or bare != host)
+    try:
+        bare.encode("idna")  # as whoever looks it up will
+    except UnicodeError:
+        is_host = False
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16
     if not colon or not is_host or not is_port:
         raise ValueError(

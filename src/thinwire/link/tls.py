@@ -63,8 +63,8 @@ def make_identity(folder: Path, name: str, days: float = 3650, *, starts: dateti
 
 def sign_own(key: ec.EllipticCurvePrivateKey, name: str, days: float, starts: datetime.datetime | None) -> x509.Certificate:
     """Sign the certificate of a key with the key itself."""
-    # a day early, because clocks differ
-    begin = starts or datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    now = datetime.datetime.now(datetime.UTC)
+    begin = starts or now - datetime.timedelta(days=1)  # a day early, because clocks differ
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     usage = x509.KeyUsage(
@@ -85,7 +85,7 @@ def sign_own(key: ec.EllipticCurvePrivateKey, name: str, days: float, starts: da
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
-        .not_valid_after(begin + datetime.timedelta(days=days))
+        .not_valid_after((starts or now) + datetime.timedelta(days=days))
         # strict verifiers want an anchor to be an authority; what it might sign is refused because the bytes differ from the roster's
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)

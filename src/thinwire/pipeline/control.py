@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from thinwire.link.errors import ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
@@ -54,7 +54,7 @@ class Control:
             total = self._settle_replicas(outcome) if meeting else outcome.alone()
             outcome = total if alike else total.of_replica(outcome)
         if outcome.step != own.step:
-            raise ProtocolError("step", outcome.step, own.step, "total of another step")
+            refuse(self.left or self.right, ProtocolError("step", outcome.step, own.step, "total of another step"))
         if self.right is not None:
             self.send(self.right, asdict(outcome))
         return outcome
@@ -92,7 +92,7 @@ class Control:
             everyone = {"workers": self._workers(self._above, form)}
         sizes = Counter(replica for replica, _ in everyone["workers"])
         if [*sizes] != [*range(len(sizes))] or len({*sizes.values()}) != 1:
-            raise ProtocolError("workers", dict(sizes), "as many of each replica, in order")
+            refuse(self._above or self.right, ProtocolError("workers", dict(sizes), "as many of each replica, in order"))
         for link in self._below:
             self.send(link, everyone)
         return [part for _, part in everyone["workers"]]
@@ -124,8 +124,7 @@ class Control:
             message = decode_message(frame.payload)
             form.check(message, what)
         except ProtocolError as error:
-            link.abort(str(error))
-            raise error.sent_by(link.peer) from None
+            refuse(link, error)
         return message
 
     def _outcome(self, link: Link) -> Outcome:
@@ -166,7 +165,7 @@ class Control:
         assert link is not None
         frame = self._next(link)
         if frame.header.kind is not Kind.BASIS:
-            raise ProtocolError("kind", frame.header.kind.name, "BASIS")
+            refuse(link, ProtocolError("kind", frame.header.kind.name, "BASIS"))
         return bytes(frame.payload)
 
     def _next(self, link: Link) -> Frame:
@@ -175,6 +174,14 @@ class Control:
         frame = link.receive(Channel.CONTROL)
         self.meter.wait_seconds += time.perf_counter() - started
         return frame
+
+
+def refuse(link: Link | None, error: ProtocolError) -> NoReturn:
+    """Raise what is wrong with a neighbour's message, and tell the neighbour."""
+    if link is not None:
+        link.abort(str(error))
+        error = error.sent_by(link.peer)
+    raise error from None
 
 
 FIELDS = {

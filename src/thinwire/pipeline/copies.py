@@ -67,8 +67,10 @@ class Copies:
         self.wanted: str | None = None
         self.sent: dict[str, bool] = {}
         """Checkpoints that this stage is done with sending, and whether all of each is on its way."""
-        self.over: set[tuple[int, str]] = set()
-        """Stage and name of what a neighbour has sent to the end, whether it could be kept or not."""
+        self.over: dict[int, str] = {}
+        """By stage the name of what a neighbour has sent to the end last, whether it could be kept or not."""
+        self.safe = -1
+        """Newest step of which every worker is known to have a checkpoint."""
         self.ended: str | None = None
         """Why nothing comes or goes any more."""
         self.threads = [threading.Thread(target=self._take, args=item, daemon=True) for item in self.links.items()]
@@ -101,9 +103,9 @@ class Copies:
 
     def wait_for_copies(self, name: str, senders: Collection[int]) -> None:
         """Wait until what neighbours have sent of a checkpoint has come, if this is their keeper."""
-        awaited = {(stage, name) for stage in self.whole if stage in senders}
+        awaited = [stage for stage in self.whole if stage in senders]
         with self.changed:
-            self.changed.wait_for(lambda: awaited <= self.over or self.ended is not None)
+            self.changed.wait_for(lambda: all(self.over.get(stage) == name for stage in awaited) or self.ended is not None)
 
     def held(self) -> dict[str, list[str]]:
         """List the checkpoints of which the copies are whole, by the number of the neighbour's stage, as JSON has its keys."""
@@ -119,14 +121,12 @@ class Copies:
 
     def confirm(self, step: int) -> None:
         """Note that every worker has a checkpoint of this step: delete copies that are older than the newest one up to it."""
+        self.safe = step
         for stage in self.links:
             older = sorted(each for path in self._manifests(stage) if (each := step_of(path.parent.name)) <= step)
             for folder in matching(self.folder, "step-*"):
                 if older and step_of(folder.name) < older[-1]:
-                    with suppress(OSError):  # what stays too long does no harm
-                        for path in matching(folder, f"stage-{stage}.*"):  # the manifest before the tensors it vouches for
-                            path.unlink()
-                        folder.rmdir()
+                    self._delete(folder, stage)
 
     def give_back(self, stage: int, name: str) -> None:
         """Send a neighbour its own checkpoint."""
@@ -260,8 +260,9 @@ class Copies:
         path = folder / f"stage-{stage}{ENDINGS[number]}.copy"
         if offset == 0 and number == 0:
             self._forget_begun(folder.parent, stage)  # checkpoints come one after the other: what is not finished now never will be
-        if stage != self.stage and not path.exists() and (offset or self._is_full(stage, folder)):
-            return  # the neighbour must not fill this disk, and nothing that may be needed gives way to it
+            self.over.pop(stage, None)
+        if stage != self.stage and offset and not path.exists():
+            return  # its beginning could not be written
         if offset and not path.exists():
             raise ProtocolError("SNAPSHOT", offset, "the next piece of the file", f"{name} has no beginning")
         folder.mkdir(parents=True, exist_ok=True)
@@ -296,12 +297,23 @@ class Copies:
         stage, number, length, offset, total = PIECE.unpack_from(piece)
         if number == len(ENDINGS) - 1 and offset + len(piece) - PIECE.size - length == total:
             with self.changed:
-                self.over.add((stage, piece[PIECE.size : PIECE.size + length].decode()))
+                self.over[stage] = piece[PIECE.size : PIECE.size + length].decode()
                 self.changed.notify_all()
 
-    def _is_full(self, stage: int, folder: Path) -> bool:
-        """Tell whether as many other copies of a neighbour are here as there can ever be use for."""
-        return len({path.parent for path in self._parts(self.folder, f"stage-{stage}.*")} - {folder}) >= MOST_COPIES
+    def _make_room(self, stage: int, newest: Path) -> None:
+        """Let the oldest copies of a neighbour go when there are more than anyone can need; the last one that is safe stays."""
+        folders = sorted({path.parent for path in self._parts(self.folder, f"stage-{stage}.*")}, key=lambda folder: step_of(folder.name))
+        safe = [folder for folder in folders if step_of(folder.name) <= self.safe][-1:]
+        for folder in [folder for folder in folders if folder not in (newest, *safe)][: max(0, len(folders) - MOST_COPIES)]:
+            self._delete(folder, stage)
+
+    @staticmethod
+    def _delete(folder: Path, stage: int) -> None:
+        """Delete the copy of one stage, and the folder with the last one."""
+        with suppress(OSError):  # what stays too long does no harm
+            for path in matching(folder, f"stage-{stage}.*"):  # the manifest before the tensors it vouches for
+                path.unlink()
+            folder.rmdir()
 
     def _complete(self, folder: Path, stage: int) -> None:
         """Put both files in place if the tensors are what the manifest says."""
@@ -318,7 +330,9 @@ class Copies:
             with self.changed:
                 self.back.add(folder.name)
                 self.changed.notify_all()
-        elif stage in self.whole:
+            return
+        self._make_room(stage, folder)
+        if stage in self.whole:
             self.whole[stage].add(step_of(folder.name))
             self.failed.pop(stage, None)
 
