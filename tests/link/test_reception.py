@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from thinwire.link.hello import make_hello
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
+from thinwire.link.reception import Reception
 from thinwire.link.roster import Worker
 from thinwire.link.tls import client_context
 
@@ -210,3 +212,28 @@ def test_somebody_else_at_the_peers_address_for_a_while_ends_nothing(world, kind
         proxy._target = true_address
         proxy.cut()
         both_ways(left, right, b"the true one is back")
+
+
+@pytest.mark.parametrize("alive", [(False, True), (False, False), (True, False, True)], ids=str)
+def test_of_several_that_wait_each_is_greeted_once(alive):
+    """When the connection in use breaks, those that cannot be told HELLO are given up, and the others hear it once."""
+    told: list[int] = []
+
+    class Waiting:
+        def __init__(self, number: int) -> None:
+            self.number, self.said, self.connection = number, False, mock.Mock()
+
+        def say(self, hello: Frame, now: float) -> None:
+            if not alive[self.number]:
+                raise ConnectionResetError("gone")
+            told.append(self.number)
+            self.said = True
+
+    loop = mock.Mock(connection=None)
+    reception = Reception(loop, None)
+    loop.do_without.side_effect = lambda problem: reception.lost(0.0)
+    reception.greetings = [Waiting(number) for number in range(len(alive))]
+    with mock.patch.object(reception, "hello"):
+        reception.lost(0.0)
+    assert told == [number for number, lives in enumerate(alive) if lives]
+    assert [greeting.number for greeting in reception.greetings] == told
