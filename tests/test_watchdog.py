@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import operator
+import os
+import signal
 import threading
+from collections import deque
+from functools import partial
+
+import pytest
 
 from patience import HANG
+from thinwire.stop import Stop
 from thinwire.watchdog import FACTOR, NEW_FACTOR, STOP_SECONDS, Patience, place_of
 
 
@@ -97,3 +105,29 @@ def test_the_place_of_a_thread_names_the_innermost_call_first():
     finally:
         release.set()
         thread.join()
+
+
+def test_a_signal_that_comes_in_a_long_calculation_counts_once():
+    """The main thread is in C when Ctrl-C is pressed: the watchdog takes note of it, and later the handler hears of the same one."""
+    stop, gate, (reading, writing) = Stop(), threading.Lock(), os.pipe()
+
+    def press() -> None:
+        gate.acquire()
+        signal.raise_signal(signal.SIGINT)
+        stop.catch_up()
+        os.write(writing, b"1" if stop.asked else b"0")
+
+    gate.acquire()
+    with stop.listening():
+        thread = threading.Thread(target=press)
+        thread.start()
+        try:
+            (_, noted) = deque(map(operator.call, (gate.release, partial(os.read, reading, 1))))  # Python runs no handler between the two
+        except KeyboardInterrupt:
+            pytest.fail("one Ctrl-C counted as two")
+        thread.join()
+        assert noted == b"1" and stop.asked and not stop.at_once
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    os.close(reading)
+    os.close(writing)

@@ -23,18 +23,19 @@ class Stop:
         self.supervised = supervised
         self.asked = False
         self.now = False
+        """Whether the step under way is to be abandoned."""
         self.tell: Callable[[str], None] | None = None
         """Told, by another thread, what a signal leads to."""
-        """Whether the step under way is to be abandoned."""
         self.at_once = False
         """Whether nothing more is to be waited for: a second Ctrl-C."""
         self._abandon: Callable[[], None] | None = None
         self._signals: socket.socket | None = None
-        self._interrupts = 0
+        self._presses = self._interrupts = 0  # as the handler counts Ctrl-C, and as whoever catches up does: each sees every one
 
     def ask(self, number: int, frame: object) -> None:
         """Take a signal."""
-        if self.asked and number == signal.SIGINT:
+        self._presses += number == signal.SIGINT
+        if self._presses > 1 and number == signal.SIGINT:
             raise KeyboardInterrupt
         now = number == signal.SIGTERM
         if self.tell is not None:  # not here: the signal may have interrupted whoever is printing
