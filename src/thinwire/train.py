@@ -270,8 +270,9 @@ class Trainer:
         self.keeper.keep(outcome, self.position)
         self.torn = True
         self._update(outcome)
-        with self.stop.abandoning(self.pipeline.abandon):  # on a thin line it takes as long as the step
-            self._exchange_parameters(step)
+        if self.pipeline.peers.count > 1:  # else nothing is waited for, and the step is whole in a moment
+            with self.stop.abandoning(self.pipeline.abandon):  # on a thin line it takes as long as the step
+                self._exchange_parameters(step)
         if self.pipeline.codec.moves_after(step):
             self._move_basis()
         self._update_shared(step)

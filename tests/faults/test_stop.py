@@ -16,8 +16,10 @@ from faults.inject import Fault, command_with
 from faults.support import STAGES, WORDS, resumed
 from patience import HANG, wait_until
 from runs import train
+from thinwire import cli
 from thinwire.checkpoint import step_of, steps
 from thinwire.link.roster import Place
+from thinwire.optimizer import StageOptimizer
 
 
 def assert_one_step(run: Path, out: str, stages: int = STAGES) -> int:
@@ -89,6 +91,25 @@ def test_in_one_process(settings, tmp_path):
         signal_to(process, signal.SIGTERM)
         assert ended(process) == 0, hand.printed("train")
         assert assert_one_step(run, hand.printed("train")[0], 2) in (1, 2)
+    assert train(settings, run, "--resume", *words)["weights_sha256"] == quiet
+
+
+def test_in_one_process_between_the_updates_of_two_stages(settings, tmp_path, monkeypatch, capsys):
+    """No checkpoint was written yet: the step whose update is under way is the one that is kept."""
+    run, step, updates = tmp_path / "run", StageOptimizer.step, []
+    words = ("--train.steps", "5", "--train.checkpoint_every", "0", "--train.validate_every", "0")
+    quiet = train(settings, tmp_path / "quiet", *words)["weights_sha256"]
+
+    def struck(self: StageOptimizer, *given: float) -> None:
+        step(self, *given)
+        updates.append(self)
+        if len(updates) == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageOptimizer, "step", struck)
+        assert cli.main(["train", "--config", settings, "--run", str(run), "--train.threads", "1", *words]) == 0
+    assert assert_one_step(run, capsys.readouterr().out, 2) == 3
     assert train(settings, run, "--resume", *words)["weights_sha256"] == quiet
 
 
