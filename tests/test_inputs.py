@@ -134,7 +134,7 @@ def test_an_error_of_the_system_is_one_line(monkeypatch, capsys):
     def fail(argv):
         raise PermissionError(13, "Permission denied", "some/file")
 
-    monkeypatch.setitem(cli.VERBS, "train", ("", "thinwire.train:main"))
-    monkeypatch.setattr("thinwire.train.main", fail)
+    monkeypatch.setitem(cli.VERBS, "train", ("", "thinwire.training:main"))
+    monkeypatch.setattr("thinwire.training.main", fail)
     assert cli.main(["train"]) == 2
     assert capsys.readouterr().err == "thinwire: error: some/file: Permission denied\n"

@@ -48,13 +48,13 @@ LAYERS = [
     ["recover"],
     ["join"],
     ["launch", "harness"],
-    ["compare"],
+    ["training", "compare"],
     ["cli"],
 ]
 
 
 # A verb that hands over to another one.
-LAZY = {"train": {"launch"}, "evaluate": {"harness"}}
+LAZY = {"evaluate": {"harness"}}
 
 
 def layer_of(module: str) -> int:

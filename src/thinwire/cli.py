@@ -19,7 +19,7 @@ from thinwire import __version__
 from thinwire.catalog import listed
 
 VERBS = {
-    "train": ("train a model, all its stages and what crosses between them", "thinwire.train:main"),
+    "train": ("train a model, all its stages and what crosses between them", "thinwire.training:main"),
     "keys": ("make this machine's identity for links", "thinwire.keys:keys"),
     "roster": ("put the workers of a run together: stages, addresses, certificates", "thinwire.keys:roster"),
     "join": ("run one stage of a roster on this machine", "thinwire.join:main"),

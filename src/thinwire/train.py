@@ -1,9 +1,8 @@
-"""Train a model: `thinwire train --config laptop --run runs/first`.
+"""The training loop, on one screen: batch -> pipeline.step -> optimizer -> track -> checkpoint.
 
-The loop is one screen: batch -> pipeline.step -> optimizer -> track -> checkpoint. Where a run goes on is `restore.py`'s job, which
-checkpoints are written and stay `keeping.py`'s. It is the same whether the pipeline holds all stages
-(`pipeline/pipeline.py`) or one of them in a worker process (`pipeline/worker.py`). A stop (Ctrl-C, SIGTERM, the time limit) ends the run
-after the step under way, with a checkpoint.
+It is the same whether the pipeline holds all stages (`pipeline/pipeline.py`) or one of them in a worker process (`pipeline/worker.py`).
+Where a run goes on is `restore.py`'s job, which checkpoints are written and stay `keeping.py`'s, the verb `training.py`'s. A stop (Ctrl-C,
+SIGTERM, the time limit) ends the run after the step under way, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,77 +21,24 @@ from thinwire.config import RunConfig
 from thinwire.data.open import Data, open_data
 from thinwire.disk import warn
 from thinwire.evaluate import validation_batch
-from thinwire.farewell import farewell, go_on_command, last_words
-from thinwire.fork import fork
-from thinwire.inputs import check_inputs
 from thinwire.keeping import Keeper
 from thinwire.last import settle_last
 from thinwire.link.message import FLAG, TEXT, optional
 from thinwire.link.roster import Place
-from thinwire.lock import locked
-from thinwire.news import Report, ignore, tell
+from thinwire.news import Report, ignore
 from thinwire.optimizer import StageOptimizer, clip_scale, rate_factor
 from thinwire.pipeline import forms
-from thinwire.pipeline.device import choose_device, peak_rss_bytes
+from thinwire.pipeline.device import peak_rss_bytes
 from thinwire.pipeline.outcome import Outcome
-from thinwire.pipeline.pipeline import Pipeline, build_pipeline
+from thinwire.pipeline.pipeline import Pipeline
 from thinwire.pipeline.worker import WorkerPipeline
-from thinwire.progress import Progress
 from thinwire.replicas import exchange
 from thinwire.restore import Ballot, choose, last_loss, speaks
 from thinwire.runfolder import summarised, write_folder, write_summary
-from thinwire.settings import TrainCommand, parse_train
 from thinwire.shown import shown
-from thinwire.stop import Abandoned, Stop
+from thinwire.stop import Stop
 from thinwire.summary import summarise
 from thinwire.track import JsonLines, Tracker
-from thinwire.trackers.registry import open_trackers
-
-
-def main(argv: list[str]) -> None:
-    """Run the `train` verb."""
-    command = parse_train(argv)
-    with locked(command.run):
-        train(command)
-
-
-def train(command: TrainCommand) -> None:
-    """Train, and say how it ended."""
-    config = command.config
-    check_inputs(config, command.run)
-    if command.fork is not None:
-        fork(command.fork, command.run, config)
-    go_on = go_on_command("train", command.run)
-    with farewell(command.run, go_on):
-        if config.pipeline.mode == "workers":
-            from thinwire.launch import launch  # not at the top: it starts processes
-
-            summary = launch(command)
-        else:
-            summary = train_here(command)
-    if summary["val_loss"] is not None:
-        print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")
-    if summary["steps"] < config.train.steps:
-        print(last_words(summary, command.run, go_on))
-
-
-def train_here(command: TrainCommand) -> dict:
-    """Train all stages in this process; return the run's summary."""
-    config, stop = command.config, Stop()
-    with open_trackers(command.track, command.run, config, resume=command.resume) as curves, Progress.of(config) as progress:
-
-        def report(event: dict[str, Any]) -> None:
-            if text := tell(event):
-                progress.say(text)
-
-        stop.tell = progress.say
-        pipeline = build_pipeline(config, choose_device(config.device))
-        shown = [progress, *curves]
-        trainer = Trainer(config, command.run, pipeline, resume=command.resume, trackers=shown, stop=stop, report=report)
-        try:
-            return trainer.run()
-        except Abandoned:
-            return trainer.end_early()
 
 
 class Trainer:
