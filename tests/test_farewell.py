@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from patience import HANG
+from runs import train
 from thinwire import cli
-from thinwire.checkpoint import newest
+from thinwire.checkpoint import newest, steps
+from thinwire.farewell import kept
+from thinwire.pipeline.pipeline import Pipeline
 
 STOPPING = "stopping after the step under way; Ctrl-C again ends at once"
 
@@ -103,3 +106,34 @@ def test_nobody_has_to_wait_for_the_validation(config, tmp_path, mode):
     assert newest(run, 2).name == f"step-{step:06d}"
     assert f"stopped at once; kept: {newest(run, 2)}\ngo on with: thinwire train --run {run} --resume\n" in session.text
     assert "Traceback" not in session.text and not re.search("^validation loss", session.text, re.MULTILINE)
+
+
+def test_a_run_that_ends_in_its_last_validation_says_how_to_go_on(config, tmp_path, monkeypatch, capsys):
+    """All steps are done and kept: what a resume has left to do is the validation, and the summary."""
+    run, evaluate = tmp_path / "run", Pipeline.evaluate
+
+    def struck(self: Pipeline, *given: object) -> float:
+        if given[-1] == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "evaluate", struck)
+        assert cli.main(["train", "--config", config, "--run", str(run), "--train.threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert f"stopped at step 6; kept: {newest(run, 2)}\ngo on with: thinwire train --run {run} --resume\n" in out
+    assert not (run / "summary.json").exists() and "validation loss" not in out
+    assert train(config, run, "--resume")["val_loss"] == train(config, tmp_path / "quiet")["val_loss"]
+
+
+def test_what_is_kept_is_whole(config, tmp_path):
+    """A step that only one stage, or one replica, has written is none that a resume goes on from; on a machine of several it is a part."""
+    run, words = tmp_path / "run", ("--pipeline.mode", "workers", "--replicas.count", "2", "--train.batch", "8")
+    train(config, run, *words)
+    *_, before, last = steps(run)
+    assert kept(run, 2) == f"kept: {last}"
+    (run / f"replica-1/checkpoints/{last.name}/stage-1.json").unlink()
+    assert kept(run, 1) == f"kept: {last}" and kept(run, 2) == f"kept: {before}"
+    (last / "stage-0.json").unlink()
+    assert kept(run, 1) == f"kept: {before}" and kept(run, None) == f"kept: {last} (this machine's part)"
+    assert kept(tmp_path / "none", 1) == kept(tmp_path / "none", None) == "there was no checkpoint yet"

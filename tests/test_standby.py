@@ -285,6 +285,25 @@ def test_a_standby_that_waits_ends_on_request(config, tmp_path, number):
     assert not (spare / "run").exists()
 
 
+def test_a_standby_goes_on_waiting_when_a_run_ends_in_its_last_validation(config, tmp_path):
+    """All steps are done, but the run is not: whoever resumes it may need a standby."""
+    text = tmp_path / "text.txt"
+    text.write_text(text.read_text() * 60)  # enough of it for a validation that takes minutes
+    homes, (spare,) = crowd(tmp_path, [f"127.0.0.1:{port}" for port in free_ports(2)], standbys=1)
+    words = ("--train.validation_sequences", "100000", "--train.validate_every", "0")
+    with Hand(tmp_path) as hand:
+        waiting = hand.start(standby_words(spare, config, *words), "spare")
+        running = [hand.start(join_words(home, stage, config, *words), f"stage-{stage}") for stage, home in enumerate(homes)]
+        wait_until(lambda: steps_done(homes[0] / "run", 0) == 6, alive=lambda: running[0].exitcode is None)
+        signal_to(running[0], signal.SIGTERM)
+        assert [ended(each) for each in running] == [0, 0], [hand.printed(f"stage-{stage}") for stage in range(2)]
+        signal_to(waiting, signal.SIGTERM)
+        assert ended(waiting) == 0 and "no place was taken" in hand.printed("spare")[0]
+        for stage, home in enumerate(homes):
+            kept = home / "run/checkpoints/step-000006"
+            assert f"stopped at step 6; kept: {kept} (this machine's part)\ngo on with: thinwire join" in hand.printed(f"stage-{stage}")[0]
+
+
 @pytest.mark.full
 def test_the_first_stage_is_lost_and_comes_back_too_late(config, tmp_path):
     """The old machine still has its disk: it is told that its place is taken. A second standby hears that the run is over."""

@@ -54,13 +54,13 @@ def join(command: JoinCommand) -> None:
         raise ValueError(f"{identity.certificate_path} is the certificate of {standby.place} in the roster; say --standby, not --stage")
     seat = Seat(config=command.config, roster=roster, identity=identity, stage=place.stage, replica=place.replica, listen=command.listen)
     go_on = go_on_command("join", command.run, words_again(command))
-    with farewell(command.run, go_on):
+    with farewell(command.run, go_on, None):
         summary = train(command, seat, stop, desk)
     if summary["val_loss"] is not None:
         who = place if command.config.replicas.count > 1 else f"stage {place.stage}"
         print(f"{who} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
-    if summary["steps"] < command.config.train.steps:
-        print(last_words(summary, command.run, go_on, everywhere=True))
+    if summary["val_loss"] is None or summary["steps"] < command.config.train.steps:  # not finished: a standby may yet be needed
+        print(last_words(summary, command.run, go_on, None))
     elif place == Place(0, 0) and roster.standbys:
         Questions(roster, identity, desk.me.place if desk else Place(0, 0), command.config).ask_all("over")
 

@@ -14,7 +14,7 @@ from thinwire import checkpoint
 from thinwire.crew import Say, run_crew
 from thinwire.link.roster import Place
 from thinwire.recover import train_stage
-from thinwire.runfolder import summarised, write_summary
+from thinwire.runfolder import folder_of, kept_by_all, summarised, write_summary
 from thinwire.seat import Seat
 from thinwire.settings import TrainCommand
 from thinwire.stop import Stop
@@ -41,21 +41,10 @@ def launch(command: TrainCommand) -> dict[str, Any]:
     config = command.config
     summary: dict[str, Any] = results[0] if results else {"val_loss": None}
     if len(results) < config.replicas.count * config.pipeline.stages:  # some were lost when all were asked to end
-        summary |= {"steps": kept_step(command.run, config.replicas.count)}
+        summary |= {"steps": max(map(checkpoint.step_of, kept_by_all(command.run, config.replicas.count)), default=0)}
     if summary["val_loss"] is not None and summarised(command.run) < summary["steps"]:  # stage 0 was lost when only this was left to do
         write_summary(command.run, summary)
     return summary
-
-
-def folder_of(run: Path, replica: int) -> Path:
-    """Say where a replica keeps its checkpoints and metrics."""
-    return run / f"replica-{replica}" if replica else run
-
-
-def kept_step(run: Path, replicas: int) -> int:
-    """Return the newest step of which all stages of all replicas have a checkpoint; 0: none."""
-    names = [{folder.name for folder in checkpoint.complete(folder_of(run, replica))} for replica in range(replicas)]
-    return max((checkpoint.step_of(Path(name)) for name in set.intersection(*names)), default=0)
 
 
 def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:

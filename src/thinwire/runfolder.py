@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from thinwire import checkpoint
 from thinwire.config import RunConfig
 from thinwire.configfile import ADJUSTABLE, CONFIG_FILE, RESHAPING, flatten, read, to_toml
 from thinwire.disk import shortage, warn
@@ -93,3 +94,14 @@ def summarised(run: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError):
         return -1
     return steps if type(steps) is int else -1
+
+
+def folder_of(run: Path, replica: int) -> Path:
+    """Say where a replica keeps its checkpoints and metrics, on a machine that has all of them."""
+    return run / f"replica-{replica}" if replica else run
+
+
+def kept_by_all(run: Path, replicas: int) -> list[Path]:
+    """List the checkpoints in a run folder of which all stages of all replicas have their parts, oldest first."""
+    others = [{folder.name for folder in checkpoint.complete(folder_of(run, replica))} for replica in range(1, replicas)]
+    return [folder for folder in checkpoint.complete(run) if all(folder.name in names for names in others)]

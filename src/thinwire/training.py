@@ -33,15 +33,15 @@ def train(command: TrainCommand) -> None:
     if command.fork is not None:
         fork(command.fork, command.run, config)
     go_on = go_on_command("train", command.run)
-    with farewell(command.run, go_on):
+    with farewell(command.run, go_on, config.replicas.count):
         if config.pipeline.mode == "workers":
             summary = launch(command)
         else:
             summary = train_here(command)
     if summary["val_loss"] is not None:
         print(f"validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run / 'summary.json'}")
-    if summary["steps"] < config.train.steps:
-        print(last_words(summary, command.run, go_on))
+    if summary["val_loss"] is None or summary["steps"] < config.train.steps:
+        print(last_words(summary, command.run, go_on, config.replicas.count))
 
 
 def train_here(command: TrainCommand) -> dict:
