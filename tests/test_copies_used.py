@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,8 @@ from jobs import command
 from runs import train
 from test_join import join_words, loopback
 from thinwire import checkpoint, cli
+from thinwire.last import packed, share_tokenizer
+from thinwire.link.errors import ProtocolError
 from thinwire.pipeline.copies import Copies
 
 WORDS = ("--train.steps", "9", "--train.checkpoint_every", "1", "--train.validate_every", "0")
@@ -151,3 +154,22 @@ def test_a_neighbour_that_cannot_send_is_not_waited_for(tmp_path):
 def test_on_one_machine_the_newest_two_stay(config, tmp_path, mode):
     train(config, tmp_path / "run", *WORDS, "--pipeline.mode", mode)
     assert len(kept(tmp_path / "run")) == 2 and kept(tmp_path / "run")[-1] == "step-000009"
+
+
+def test_a_tokenizer_that_is_none_is_the_peers_fault_and_a_folder_that_takes_none_is_not(apart, tmp_path, capsys):
+    """What cannot be read is no matter of this machine's disk; what cannot be written is, and says what helps."""
+    tokenizer = apart[0] / "tokenizer.json"
+    good = packed(tokenizer.read_text(encoding="utf-8"))
+
+    def share(parts: list[str], folder: Path) -> None:
+        pipeline = SimpleNamespace(announce=lambda told, form: {"tokenizer": parts})
+        share_tokenizer(SimpleNamespace(data=None, pipeline=pipeline, folder=folder))
+
+    with pytest.raises(ProtocolError, match="frame refused: tokenizer is"):
+        share(packed("{}"), tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists() and not capsys.readouterr().err
+    share(good, tmp_path / "gone")
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'gone/tokenizer.json'} was not written: No such file or directory; {tmp_path} has " in error
+    share(good, tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer.read_bytes()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from thinwire import checkpoint
+from thinwire.disk import shortage, warn
 from thinwire.files import write_atomic
 from thinwire.link.errors import Interrupted, LinkError, ProtocolError
 from thinwire.pipeline import forms
@@ -36,7 +37,7 @@ def settle_last(trainer: Trainer) -> None:
     try:
         with trainer.stop.listening(), trainer.stop.abandoning(pipeline.abandon):
             if finished and pipeline.keeps_copies:
-                _share_tokenizer(trainer)
+                share_tokenizer(trainer)
                 folder = checkpoint.folder_of(trainer.folder, trainer.position, trainer.facts)
                 size = sum(path.stat().st_size for path in folder.glob("stage-*"))
                 print(
@@ -62,7 +63,7 @@ def settle_last(trainer: Trainer) -> None:
     trainer.keeper.saver.confirm(step, (*common[-2:], trainer.keeper.confirmed))
 
 
-def _share_tokenizer(trainer: Trainer) -> None:
+def share_tokenizer(trainer: Trainer) -> None:
     """Give every worker the tokenizer that only first stages have read, unless it is too large for one message."""
     own = None if trainer.data is None else trainer.data.tokenizer_json
     message = None if trainer.data is None else {"tokenizer": [] if own is None else packed(own)}
@@ -70,10 +71,11 @@ def _share_tokenizer(trainer: Trainer) -> None:
     path = trainer.folder / TOKENIZER_FILE
     if not parts or path.exists():
         return
+    text = unpacked(parts)  # what a peer has sent wrong is an OSError too, and none of this disk's
     try:
-        write_atomic(path, unpacked(parts).encode())
+        write_atomic(path, text.encode())
     except OSError as error:
-        print(f"thinwire: warning: {path} was not written: {error.strerror}", file=sys.stderr, flush=True)
+        warn(f"{path} was not written: {shortage(path, error)}")
 
 
 def packed(text: str) -> list[str]:
