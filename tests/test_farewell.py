@@ -86,7 +86,9 @@ def test_the_words_are_the_same_in_one_process_and_in_workers(config, tmp_path, 
     alone, together = (stopped(config, tmp_path, mode) for mode in ("inprocess", "workers"))
     assert alone == together
     assert [line.split(" ")[0] for line in alone] == ["stopping", "step", "validation", "stopped", "go"]
-    assert "the time limit --train.seconds is reached" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the time limit --train.seconds is reached" in out
+    assert len(re.findall(r"step \d+ is kept in .*; validating, Ctrl-C twice leaves that out", out)) == 2
 
 
 @pytest.mark.parametrize("mode", ["inprocess", "workers"])

@@ -279,7 +279,7 @@ class Voice:
         """The steps done, as far as they were told."""
 
     def say(self, message: dict[str, Any]) -> None:
-        self.step = message.get("step", message.get("restored", self.step))
+        self.step = next((message[name] for name in ("step", "restored", "begun") if name in message), self.step)
         try:
             with self.lock:
                 say(self.pipe, message)

@@ -103,12 +103,12 @@ class Keeper:
         if problem != self.problem:
             self.problem = problem
             if problem is not None:
-                warn(problem)
+                warn(f"{problem}, and the next one tries again")
 
     def finish(self) -> str | None:
         """Wait until the last snapshot is on the disk; return why it is not."""
         try:
             self.saver.flush()
         except ValueError as error:
-            return str(error)
+            return f"{error}; when that is mended, --resume goes on from it"
         return None

@@ -64,6 +64,11 @@ def _stopped(event: Mapping[str, Any]) -> str:
     return f"stopping after step {event['after']}: {why if who else 'the time limit --train.seconds is reached'}"
 
 
+def _kept(event: Mapping[str, Any]) -> str:
+    press = "Ctrl-C" if event["pressed"] else "Ctrl-C twice"  # the first one asks for a stop, which is under way
+    return f"step {event['kept']} is kept in {shlex.quote(event['folder'])}; validating, {press} leaves that out"
+
+
 WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "reading": lambda event: f"reading {event['reading']}",
     "tokenising": lambda event: f"tokenising {event['tokenising']}: once, it is kept in {event['cache']}",
@@ -81,7 +86,7 @@ WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "restored": lambda event: f"all stages go on from step {event['restored']}" + again(event),
     "stopped_by": _stopped,
     "ending": lambda event: f"ending at once: {cause(event['ending'])}",
-    "kept": lambda event: f"step {event['kept']} is kept in {shlex.quote(event['folder'])}; validating, Ctrl-C leaves that out",
+    "kept": _kept,
 }
 
 

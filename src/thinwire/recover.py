@@ -176,9 +176,8 @@ def run_epoch(
             )
         kept.data, kept.profile, started_at = trainer.data, pipeline.profile, trainer.position.step
         remember(run, seat.stage, neighbours.incarnation)
-        if kept.recovering:
-            restored = trainer.position.step
-            report({"restored": restored, "epoch": kept.epoch, "again": max(0, kept.step - restored)})
+        again = {"again": max(0, kept.step - started_at)}
+        report({"restored": started_at, "epoch": kept.epoch, **again} if kept.recovering else {"begun": started_at})
         working, engine = trainer, pipeline
         watchdog.follow(lambda: (working.doing, working.position.step, engine.runs), pipeline.timing.turn_seconds)
         return trainer.run()

@@ -171,7 +171,7 @@ class Trainer:
             problem = self.keeper.finish()  # before the validation, for which nobody has to wait
             problems = self.pipeline.gather_values(problem, optional(TEXT))
             if stopped and not any(problems):
-                self.report({"kept": self.position.step, "folder": str(self.keeper.saver.place(self.position.step))})
+                self._tell_what_is_kept()
             val_loss = self.validate()
             self.doing = "end"
         summary = self.summary(loss, val_loss)
@@ -238,6 +238,14 @@ class Trainer:
             place = Place(*divmod(outcome.stopper, self.config.pipeline.stages))
             who = "" if outcome.stopper == self.pipeline.number else str(place)
             self.report({"stopped_by": who, "time_limit": outcome.timed_out, "after": self.position.step})
+
+    def _tell_what_is_kept(self) -> None:
+        """Say where the last step is, and that nobody has to wait for the validation."""
+        assert self.outcome is not None
+        # A supervisor's workers end for no other reason than its person's wish, or the time limit.
+        pressed = self.stop.asked or (self.stop.supervised and not self.outcome.timed_out)
+        step = self.position.step
+        self.report({"kept": step, "folder": str(self.keeper.saver.place(step)), "pressed": pressed})
 
     def _forget_waits(self) -> None:
         """Begin to count anew: what start-up or a validation has sent and waited for is not the next step's."""

@@ -7,8 +7,11 @@ import sys
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from faults.support import WORDS
 from patience import HANG
+from runs import train
 from thinwire import cli, launch
 from thinwire.crew import Say, run_crew
 from thinwire.seat import Seat
@@ -30,12 +33,18 @@ def mistaken(seat: Seat, say: Say, stop: Stop, **arguments: Any) -> dict[str, An
     return launch.train(seat, say, stop, **arguments)
 
 
-def test_the_same_exception_twice_in_one_step_ends_the_run(settings, tmp_path, capfd):
+@pytest.mark.parametrize("before", [(), ("--train.steps", "4")], ids=["in the middle", "in the first step of a resume"])
+def test_the_same_exception_twice_in_one_step_ends_the_run(settings, tmp_path, capfd, before):
+    resume = ["--resume"] if before else []
+    if before:
+        train(settings, tmp_path / "run", *WORDS, *before)
+
     def crew(task: Any, *given: Any, **options: Any) -> list[dict[str, Any]]:
         return run_crew(mistaken, *given, **options)
 
     with mock.patch.object(launch, "run_crew", crew):
-        assert cli.main(["train", "--config", settings, "--run", str(tmp_path / "run"), *WORDS, "--pipeline.mode", "workers"]) == 2
+        words = ["train", "--config", settings, "--run", str(tmp_path / "run"), *WORDS, "--pipeline.mode", "workers", *resume]
+        assert cli.main(words) == 2
     out, error = capfd.readouterr()
     assert out.count("another process takes its place") == 1 and "KeyError" in out
     assert "thinwire: error: stage 1 failed twice in the same step, so another start would not help:" in error

@@ -162,6 +162,6 @@ class Saver:
         except Exception as error:  # whatever it was: training goes on, and the last good checkpoint stays
             return (
                 f"the checkpoint of step {snapshot.position.step} was not written to {folder}: {shortage(folder, error, snapshot.size)}. "
-                "The last complete one is untouched, and the next one tries again"
+                "The last complete one is untouched"
             )
         return None
