@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from runs import unhurried
 from thinwire import checkpoint, cli
 from thinwire.compare import learn, run, speed, whole
+from thinwire.config import RunConfig
+from thinwire.lock import locked
 
 WORDS = ("--steps", "6", "--train.validate_every", "2", "--speed-steps", "4")
 
@@ -132,16 +135,19 @@ def test_an_interrupted_row_goes_on_and_is_the_same(config, monkeypatch, text, l
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeypatch):
-    original, asked = learn.Trainer.step, []
+@pytest.mark.parametrize(
+    ("number", "point", "step"), [(signal.SIGINT, "step", 3), (signal.SIGTERM, "step", 3), (signal.SIGTERM, "validate", 6)]
+)
+def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeypatch, number, point, step):
+    original, asked = getattr(learn.Trainer, point), []
 
     def stopping(trainer):
-        if not asked and trainer.position.step == 3:
+        if not asked and trainer.position.step == step:
             asked.append(True)
-            trainer.stop.asked = True
+            signal.raise_signal(number)
         return original(trainer)
 
-    monkeypatch.setattr(learn.Trainer, "step", stopping)
+    monkeypatch.setattr(learn.Trainer, point, stopping)
     compare(config, "dense", "--links", code=130)
     assert not Path("out/board/learn/dense-6-0.json").exists() and not Path("out/board/screen.md").exists()
     compare(config, "dense", "--links")
@@ -149,6 +155,17 @@ def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeyp
     shutil.rmtree("out")
     compare(config, "dense", "--links")
     assert read("out/board/learn/dense-6-0.json") == resumed
+
+
+@pytest.mark.parametrize("train", [learn.train, whole.train_in_workers])
+def test_a_run_that_another_process_trains_is_left_alone(train, tmp_path, forbid):
+    forbid()
+    config, run = RunConfig(), tmp_path / "run"
+    last = run / f"checkpoints/step-{config.train.steps:06d}"
+    last.mkdir(parents=True)
+    with locked(run), pytest.raises(ValueError, match=r"is in use by process .*choose another with --out DIR"):
+        train(config, run)
+    assert last.exists()
 
 
 @pytest.mark.usefixtures("undrawn")

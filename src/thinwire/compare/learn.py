@@ -18,9 +18,11 @@ from thinwire.compare.cases import Case
 from thinwire.compare.rows import Row, read_lines, refuse_difference, settings_of, write_row
 from thinwire.config import RunConfig
 from thinwire.configfile import CONFIG_FILE, read
+from thinwire.lock import locked
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.pipeline import Pipeline, build_pipeline
 from thinwire.progress import Progress
+from thinwire.stop import Abandoned
 from thinwire.track import JsonLines, Tracker
 from thinwire.train import Trainer
 
@@ -66,17 +68,26 @@ def resumable(folder: Path, config: RunConfig) -> int:
 
 def train(config: RunConfig, folder: Path) -> Row:
     """Train to the end, from the start or from where an earlier try stopped; return the summary."""
-    resume = resumable(folder, config) > 0
-    pipeline = build_pipeline(config, choose_device(config.device))
     with ExitStack() as stack:
+        stack.enter_context(locked(folder, "--out"))
+        resume = resumable(folder, config) > 0
+        pipeline = build_pipeline(config, choose_device(config.device))
         trackers: list[Tracker] = [stack.enter_context(Progress(config.train.steps))] if sys.stdout.isatty() else []
         trainer = Trainer(config, folder, pipeline, resume=resume, trackers=trackers)
         # The trainer knows only now from which step it goes on; it holds this very list.
         trackers.append(stack.enter_context(TrafficLog(folder, pipeline, trainer.position.step)))
-        summary = trainer.run()
-    if summary["steps"] < config.train.steps:
-        raise KeyboardInterrupt
+        try:
+            summary = trainer.run()
+        except Abandoned:
+            summary = trainer.end_early()
+    refuse_unfinished(summary, config)
     return summary
+
+
+def refuse_unfinished(summary: Row, config: RunConfig) -> None:
+    """Stop everything where a training was stopped, be it in its last validation."""
+    if summary["val_loss"] is None or summary["steps"] < config.train.steps:
+        raise KeyboardInterrupt
 
 
 def curve(metrics: Path, summary: Row) -> dict[int, float]:

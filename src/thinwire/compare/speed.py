@@ -18,6 +18,7 @@ import torch
 from thinwire import __version__
 from thinwire.compare.cases import Case
 from thinwire.compare.command import SKIPPED_STEPS
+from thinwire.compare.learn import refuse_unfinished
 from thinwire.compare.rows import Row, metrics_of_workers, read_lines, read_row, write_row
 from thinwire.launch import launch
 from thinwire.settings import TrainCommand
@@ -33,8 +34,7 @@ def supervised(command: TrainCommand) -> Row:
     """Train in workers; show them on a terminal, say nothing elsewhere."""
     with nullcontext() if sys.stdout.isatty() else redirect_stdout(io.StringIO()):
         summary = launch(command)
-    if summary["steps"] < command.config.train.steps:
-        raise KeyboardInterrupt
+    refuse_unfinished(summary, command.config)
     return summary
 
 

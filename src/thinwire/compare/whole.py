@@ -12,6 +12,7 @@ from thinwire.compare.learn import curve, finished, resumable, write_learnt
 from thinwire.compare.rows import Row, metrics_of_workers, read_lines, write_row
 from thinwire.compare.speed import supervised
 from thinwire.config import RunConfig
+from thinwire.lock import locked
 from thinwire.settings import TrainCommand
 
 
@@ -20,8 +21,9 @@ def train_in_workers(config: RunConfig, folder: Path) -> tuple[Row, int]:
     summary = finished(folder, config)
     if summary is not None:
         return summary, 0
-    step = resumable(folder, config)
-    return supervised(TrainCommand(config=config, run=folder, resume=step > 0)), step
+    with locked(folder, "--out"):
+        step = resumable(folder, config)
+        return supervised(TrainCommand(config=config, run=folder, resume=step > 0)), step
 
 
 def train_over(case: Case, link: str, seed: int, path: Path) -> Row:
