@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import pytest
 from patience import HANG
 from runs import train
 from thinwire import cli, lock
-from thinwire.checkpoint import step_of, steps
+from thinwire.checkpoint import encode, remove_newer, step_of, steps, writing
 from thinwire.configfile import read
 from thinwire.lock import LOCK_FILE, locked
 
@@ -71,6 +72,68 @@ def test_rate_and_schedule_may_change_and_are_kept(config, tmp_path):
     for run in runs:
         (line,) = history(run)
         assert line["step"] == 6 and line["changed"]["train.rate"] == [0.003, 0.01] and len(line["changed"]) == 4
+
+
+def say_everyone(folder: Path, step: int) -> None:
+    """Let the parts of a checkpoint say that every worker had one of this step."""
+    for path in folder.glob("stage-*.json"):
+        path.write_bytes(encode(json.loads(path.read_bytes()) | {"everyone": step}))
+
+
+def test_parts_of_two_trainings_never_meet(config, tmp_path):
+    """Stage 1 did not write step 8; at another rate it does, and stage 0 does not: its part of the old rate must be gone by then."""
+    run, straight, rate = tmp_path / "run", tmp_path / "straight", ("--train.rate", "0.01", "--train.decay", "0")
+    train(config, run, "--train.steps", "8", "--train.decay", "0", *WORKERS)
+    newest = run / "checkpoints/step-000008"
+    shutil.copytree(newest, run / "copies/step-000008")
+    for path in (*newest.glob("stage-1.*"), run / "copies/step-000008/stage-0.json", run / "copies/step-000008/stage-0.safetensors"):
+        path.unlink()
+    (run / "summary.json").unlink()
+    shutil.copytree(run, straight)
+    whole = train(config, straight, "--resume", "--train.steps", "9", *rate, *WORKERS)
+    train(config, run, "--resume", "--train.steps", "7", *rate, *WORKERS)
+    assert not newest.exists() and not (run / "copies/step-000008").exists()
+    shutil.rmtree(run / "checkpoints/step-000007")
+    (run / "summary.json").unlink()
+    newest.mkdir()
+    for ending in ("json", "safetensors"):
+        shutil.copy(straight / f"checkpoints/step-000008/stage-1.{ending}", newest)
+    resumed = train(config, run, "--resume", "--train.steps", "9", *rate, *WORKERS)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_what_one_stage_has_goes_when_all_begin_again(config, tmp_path):
+    run = tmp_path / "run"
+    train(config, run, "--train.steps", "2", *WORKERS)
+    for path in run.glob("checkpoints/*/stage-1.*"):
+        path.unlink()
+    say_everyone(run / "checkpoints/step-000002", -1)
+    (run / "summary.json").unlink()
+    assert train(config, run, "--resume", "--train.steps", "1", *WORKERS)["steps"] == 1
+    assert [step_of(folder) for folder in steps(run)] == [1]
+
+
+def test_a_full_disk_does_not_keep_newer_parts(tmp_path, monkeypatch):
+    """The one that all have says so as soon as there is room; other stages' parts and other stretches are left alone."""
+    from checkpoint.support import save
+
+    for step in (2, 4):
+        *_, newest = save(tmp_path, step)
+    shutil.copytree(newest, tmp_path / "checkpoints/step-000004-1-0123abcd")
+    older = newest.with_name("step-000002")
+    say_everyone(older, -1)
+    write, room = writing.write_atomic, iter([False, True, True])
+
+    def written(path: Path, data: bytes) -> None:
+        if not next(room):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(writing, "write_atomic", written)
+    remove_newer(tmp_path, [0], older, older)
+    assert [path.name for path in sorted(newest.iterdir())] == ["stage-1.json", "stage-1.safetensors"]
+    assert len(list((tmp_path / "checkpoints/step-000004-1-0123abcd").iterdir())) == 4
+    assert {json.loads(path.read_bytes())["everyone"] for path in older.glob("*.json")} == {2}
 
 
 @pytest.mark.parametrize("mode", [("--pipeline.mode", "inprocess"), WORKERS], ids=lambda words: words[1])
