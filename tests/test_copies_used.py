@@ -103,6 +103,16 @@ def test_a_damaged_copy_and_one_of_another_run_are_refused(apart, tmp_path, caps
             assert f"differ in {name}; copy the parts of one run together" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_fork_takes_the_other_stage_from_its_copy(apart, tmp_path, capsys, stage):
+    """On either machine: the whole model stands at step 9, and the new run goes on from there."""
+    new, run = tmp_path / "new", apart[1][stage] / "run"
+    words = ["--train.steps", "10", "--pipeline.mode", "inprocess", "--link.profile", "open"]
+    assert cli.main(["train", "--from", str(run), "--run", str(new), *words]) == 0
+    assert "step 10/10" in (said := capsys.readouterr().out) and "step 1/" not in said
+    assert names(new / "checkpoints")[:4] == [f"step-000009/stage-{each}.{end}" for each in (0, 1) for end in ("json", "safetensors")]
+
+
 def test_parts_of_two_seeds_are_not_used_together(config, tmp_path, capsys):
     """Without a basis nothing else that the parts say would tell them apart."""
     runs = [tmp_path / "run", tmp_path / "other"]

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from patience import HANG
-from runs import train
+from runs import train, write_config
 from thinwire import cli, lock
+from thinwire import fork as forking
 from thinwire.checkpoint import encode, remove_newer, step_of, steps, writing
 from thinwire.configfile import read
 from thinwire.lock import LOCK_FILE, locked
+from thinwire.settings import parse_train
 
 WORKERS = ("--pipeline.mode", "workers")
 
@@ -159,6 +161,61 @@ def test_a_fork_of_replicas(config, tmp_path):
     train(config, tmp_path / "run", "--train.steps", "6", *words)
     assert cli.main(["train", "--from", str(tmp_path / "run"), "--run", str(tmp_path / "new"), "--train.steps", "8"]) == 0
     assert json.loads((tmp_path / "new/summary.json").read_text())["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def forkable(tmp_path_factory, token_cache) -> Path:
+    """A run of two replicas."""
+    folder = tmp_path_factory.mktemp("forkable")
+    run = folder / "run"
+    train(write_config(folder, token_cache), run, "--train.steps", "2", "--replicas.count", "2", *WORKERS)
+    return run
+
+
+@pytest.mark.parametrize("kind", ["killed", "full disk"])
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 8, 9])
+def test_a_fork_that_broke_off_can_be_made_again(forkable, tmp_path, capsys, monkeypatch, at, kind):
+    """Two replicas of two stages have eight files, then come the tokenizer and the settings."""
+    new, config, count = tmp_path / "new", read(forkable / "config.toml"), iter(range(100))
+    copy, write = shutil.copyfile, forking.write_atomic
+
+    def broken(call, *words):
+        if next(count) == at:
+            if kind == "full disk":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            patch.setattr(forking, "take_back", lambda run: None)  # so suddenly that nothing is cleared away
+            patch.setattr(Path, "unlink", lambda *words, **others: None)
+            raise KeyboardInterrupt
+        return call(*words)
+
+    new.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(forking.shutil, "copyfile", lambda *words: broken(copy, *words))
+        patch.setattr(forking, "write_atomic", lambda *words: broken(write, *words))
+        with pytest.raises(KeyboardInterrupt if kind == "killed" else ValueError, match=None if kind == "killed" else "was not copied"):
+            forking.fork(forkable, new, config)
+    if kind == "killed":
+        assert "is half a run" in refused(capsys, "--run", str(new), "--resume")
+        assert "is half a run" in refused(capsys, "--run", str(new))
+    else:
+        assert {path.name for path in new.iterdir()} <= {"tokenizer.json"}
+    command = parse_train(["--from", str(forkable), "--run", str(new)])
+    forking.fork(forkable, new, command.config)
+    assert parse_train(["--run", str(new), "--resume"]).config == config
+    parts = [path.relative_to(forkable) for path in forkable.rglob("step-000002/stage-*")]
+    assert {path.relative_to(new) for path in new.rglob("step-*/*")} == set(parts) and len(parts) == 8
+    assert [line["step"] for line in history(new)] == [2]
+
+
+def test_a_fork_never_begins_at_step_0(config, tmp_path, capsys):
+    """Its checkpoint is lost before the first step: all workers had it, and its parts say so."""
+    train(config, tmp_path / "run", "--train.steps", "2", *WORKERS)
+    say_everyone(tmp_path / "run/checkpoints/step-000002", -1)
+    new = tmp_path / "new"
+    new.mkdir()
+    forking.fork(tmp_path / "run", new, read(tmp_path / "run/config.toml"))
+    (new / "checkpoints/step-000002/stage-1.json").unlink()
+    assert "holds no complete checkpoint" in refused(capsys, "--run", str(new), "--resume", "--train.steps", "4")
 
 
 def test_a_fork_of_nothing_is_refused(config, tmp_path, capsys):

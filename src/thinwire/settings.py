@@ -21,7 +21,7 @@ from thinwire.configfile import ADJUSTABLE, CONFIG_FILE, LOCAL, RESHAPING, flatt
 from thinwire.limits import check
 from thinwire.mistakes import meant, refuse_expanded
 from thinwire.model.cut import cut_layers
-from thinwire.runfolder import is_begun, is_free
+from thinwire.runfolder import is_begun, is_free, is_half_forked
 from thinwire.trackers.registry import TRACKERS, check_names
 
 __all__ = ["JoinCommand", "TrainCommand", "check", "flatten", "from_toml", "load", "parse_join", "parse_train", "shared_hash", "to_toml"]
@@ -140,8 +140,18 @@ def run_folder(words: dict[str, str | None], config: RunConfig | None) -> Path:
 
 def refuse_used(run: Path) -> None:
     """Refuse to begin a run in a folder that holds something worth keeping."""
+    refuse_half_forked(run)
     if not is_free(run):
         raise ValueError(f"the run folder {run} exists; choose another with --run DIR, or add --resume to go on with that run")
+
+
+def refuse_half_forked(run: Path) -> None:
+    """Refuse a folder whose fork broke off: only another fork may use it."""
+    if is_half_forked(run):
+        raise ValueError(
+            f"{run} is half a run: the checkpoint that it was to begin from was not copied to the end; give thinwire train --from RUN "
+            f"--run {run} again, or delete the folder"
+        )
 
 
 def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> RunConfig:
@@ -240,6 +250,7 @@ def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConf
     # The same command with --resume added must work: so a config that is named has to say what the run's own settings say.
     wanted = parse(argv, words, load(named or DEFAULT_CONFIG)) if named or not placed else None
     run = run_folder(words, wanted)
+    refuse_half_forked(run)
     if not (run / CONFIG_FILE).is_file() and is_begun(run):  # killed before its settings were written
         return run, wanted or parse(argv, words, load(named or DEFAULT_CONFIG))
     if not (run / CONFIG_FILE).is_file():
@@ -255,7 +266,8 @@ def forked(argv: list[str], words: dict[str, str | None]) -> tuple[Path, Path, R
     run = run_folder(words, None)
     if not (Path(source) / CONFIG_FILE).is_file():
         raise ValueError(f"--from {source}: {Path(source) / CONFIG_FILE} does not exist; give the folder that `thinwire train --run` wrote")
-    refuse_used(run)
+    if not is_half_forked(run):
+        refuse_used(run)
     return Path(source), run, adapted(argv, words, Path(source), parse(argv, words, load(named)) if named else None)
 
 

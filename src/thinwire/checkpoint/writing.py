@@ -208,7 +208,7 @@ def prune(run: Path, indices: Sequence[int], newest: Path, spare: Collection[int
 
 
 def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path | None) -> None:
-    """Delete these stages' parts, and all copies, of steps behind the one from which all go on: they are done again, maybe with another rate.
+    """Delete these stages' parts, and all copies, of steps behind the one that all go on from: these are done again, maybe otherwise.
 
     Parts of one step from both trainings would look as if they belonged together. `place` is where that step stands in the present stretch
     of the run; folders of other stretches are never written to again. `restored` is where it was read, None for the beginning.
