@@ -76,6 +76,15 @@ def test_rate_and_schedule_may_change_and_are_kept(config, tmp_path):
         assert line["step"] == 6 and line["changed"]["train.rate"] == [0.003, 0.01] and len(line["changed"]) == 4
 
 
+def test_what_a_file_changes_is_kept_and_told(config, tmp_path):
+    run, file = tmp_path / "run", Path(config)
+    train(config, run, "--train.steps", "4")
+    file.write_text(file.read_text().replace("rate = 0.003", "rate = 0.01").replace("steps = 6", "steps = 5"))
+    assert train(config, run, "--resume")["steps"] == 5
+    assert read(run / "config.toml").train.rate == 0.01
+    assert [line["changed"] for line in history(run)] == [{"train.rate": [0.003, 0.01], "train.steps": [4, 5]}]
+
+
 def say_everyone(folder: Path, step: int) -> None:
     """Let the parts of a checkpoint say that every worker had one of this step."""
     for path in folder.glob("stage-*.json"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -280,8 +281,21 @@ def adapted(argv: list[str], words: dict[str, str | None], run: Path, wanted: Ru
         if wanted.model.free_layers is None:  # then the cut at the start of the run has settled it
             wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, free_layers=stored.model.free_layers))
         refuse_difference(run, stored, wanted, f"--config {named} and the words beside it give")
+        if named and named.endswith(".toml"):  # a packaged one nobody has changed: naming it says nothing new
+            config = adjusted(config, wanted, named)
     refuse_difference(run, stored, config, "the command line gives")
     refuse_other_microbatches(run, stored, config)
+    return config
+
+
+def adjusted(config: RunConfig, wanted: RunConfig, named: str) -> RunConfig:
+    """Return a run's settings with what a resume may change as a file, and the words beside it, have it; say what that changes."""
+    before, after = flatten(config), flatten(wanted)
+    changed = [word for word in sorted(ADJUSTABLE) if before[word] != after[word]]
+    for word in changed:
+        section, _, name = word.partition(".")
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{name: after[word]})})
+        print(f"thinwire: note: {word} is {after[word]} from now on, by {named}; it was {before[word]}", file=sys.stderr, flush=True)
     return config
 
 
