@@ -98,10 +98,34 @@ def test_a_damaged_copy_and_one_of_another_run_are_refused(apart, tmp_path, caps
     data[-1] ^= 1
     tensors.write_bytes(data)
     path = tensors.with_suffix(".json")
-    path.write_bytes(checkpoint.encode(json.loads(path.read_bytes()) | {"config": "0" * 64}))
-    for words in (["export", str(run), str(tmp_path / "out")], ["eval", str(run)]):
+    manifest = json.loads(path.read_bytes())
+    for name in ("settings", "config"):  # earlier releases wrote the latter
+        path.write_bytes(checkpoint.encode(manifest | {name: "0" * 64}))
+        for words in (["export", str(run), str(tmp_path / "out")], ["eval", str(run)]):
+            assert cli.main(words) == 2
+            assert f"differ in {name}; copy the parts of one run together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_fork_takes_the_other_stage_from_its_copy(apart, tmp_path, capsys, stage):
+    """On either machine: the whole model stands at step 9, and the new run goes on from there."""
+    new, run = tmp_path / "new", apart[1][stage] / "run"
+    words = ["--train.steps", "10", "--pipeline.mode", "inprocess", "--link.profile", "open"]
+    assert cli.main(["train", "--from", str(run), "--run", str(new), *words]) == 0
+    assert "step 10/10" in (said := capsys.readouterr().out) and "step 1/" not in said
+    assert names(new / "checkpoints")[:4] == [f"step-000009/stage-{each}.{end}" for each in (0, 1) for end in ("json", "safetensors")]
+
+
+def test_parts_of_two_seeds_are_not_used_together(config, tmp_path, capsys):
+    """Without a basis nothing else that the parts say would tell them apart."""
+    runs = [tmp_path / "run", tmp_path / "other"]
+    for seed, run in enumerate(runs):
+        train(config, run, "--codec.name", "dense", "--train.steps", "2", "--seed", str(seed))
+    for path in (runs[1] / "checkpoints/step-000002").glob("stage-1.*"):
+        shutil.copy(path, runs[0] / "checkpoints/step-000002")
+    for words in (["export", str(runs[0]), str(tmp_path / "out")], ["eval", str(runs[0])]):
         assert cli.main(words) == 2
-        assert "differ in config; copy the parts of one run together" in capsys.readouterr().err
+        assert "differ in settings; copy the parts of one run together" in capsys.readouterr().err
 
 
 def test_an_older_whole_checkpoint_is_used_with_a_note(apart, tmp_path, capsys):

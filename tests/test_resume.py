@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from patience import HANG
-from runs import train
+from runs import train, write_config
 from thinwire import cli, lock
-from thinwire.checkpoint import step_of, steps
+from thinwire import fork as forking
+from thinwire.checkpoint import encode, remove_newer, step_of, steps, writing
 from thinwire.configfile import read
 from thinwire.lock import LOCK_FILE, locked
+from thinwire.settings import parse_train
 
 WORKERS = ("--pipeline.mode", "workers")
 
@@ -73,6 +76,77 @@ def test_rate_and_schedule_may_change_and_are_kept(config, tmp_path):
         assert line["step"] == 6 and line["changed"]["train.rate"] == [0.003, 0.01] and len(line["changed"]) == 4
 
 
+def test_what_a_file_changes_is_kept_and_told(config, tmp_path):
+    run, file = tmp_path / "run", Path(config)
+    train(config, run, "--train.steps", "4")
+    file.write_text(file.read_text().replace("rate = 0.003", "rate = 0.01").replace("steps = 6", "steps = 5"))
+    assert train(config, run, "--resume")["steps"] == 5
+    assert read(run / "config.toml").train.rate == 0.01
+    assert [line["changed"] for line in history(run)] == [{"train.rate": [0.003, 0.01], "train.steps": [4, 5]}]
+
+
+def say_everyone(folder: Path, step: int) -> None:
+    """Let the parts of a checkpoint say that every worker had one of this step."""
+    for path in folder.glob("stage-*.json"):
+        path.write_bytes(encode(json.loads(path.read_bytes()) | {"everyone": step}))
+
+
+def test_parts_of_two_trainings_never_meet(config, tmp_path):
+    """Stage 1 did not write step 8; at another rate it does, and stage 0 does not: its part of the old rate must be gone by then."""
+    run, straight, rate = tmp_path / "run", tmp_path / "straight", ("--train.rate", "0.01", "--train.decay", "0")
+    train(config, run, "--train.steps", "8", "--train.decay", "0", *WORKERS)
+    newest = run / "checkpoints/step-000008"
+    shutil.copytree(newest, run / "copies/step-000008")
+    for path in (*newest.glob("stage-1.*"), run / "copies/step-000008/stage-0.json", run / "copies/step-000008/stage-0.safetensors"):
+        path.unlink()
+    (run / "summary.json").unlink()
+    shutil.copytree(run, straight)
+    whole = train(config, straight, "--resume", "--train.steps", "9", *rate, *WORKERS)
+    train(config, run, "--resume", "--train.steps", "7", *rate, *WORKERS)
+    assert not newest.exists() and not (run / "copies/step-000008").exists()
+    shutil.rmtree(run / "checkpoints/step-000007")
+    (run / "summary.json").unlink()
+    newest.mkdir()
+    for ending in ("json", "safetensors"):
+        shutil.copy(straight / f"checkpoints/step-000008/stage-1.{ending}", newest)
+    resumed = train(config, run, "--resume", "--train.steps", "9", *rate, *WORKERS)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_what_one_stage_has_goes_when_all_begin_again(config, tmp_path):
+    run = tmp_path / "run"
+    train(config, run, "--train.steps", "2", *WORKERS)
+    for path in run.glob("checkpoints/*/stage-1.*"):
+        path.unlink()
+    say_everyone(run / "checkpoints/step-000002", -1)
+    (run / "summary.json").unlink()
+    assert train(config, run, "--resume", "--train.steps", "1", *WORKERS)["steps"] == 1
+    assert [step_of(folder) for folder in steps(run)] == [1]
+
+
+def test_a_full_disk_does_not_keep_newer_parts(tmp_path, monkeypatch):
+    """The one that all have says so as soon as there is room; other stages' parts and other stretches are left alone."""
+    from checkpoint.support import save
+
+    for step in (2, 4):
+        *_, newest = save(tmp_path, step)
+    shutil.copytree(newest, tmp_path / "checkpoints/step-000004-1-0123abcd")
+    older = newest.with_name("step-000002")
+    say_everyone(older, -1)
+    write, room = writing.write_atomic, iter([False, True, True])
+
+    def written(path: Path, data: bytes) -> None:
+        if not next(room):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(writing, "write_atomic", written)
+    remove_newer(tmp_path, [0], older, older)
+    assert [path.name for path in sorted(newest.iterdir())] == ["stage-1.json", "stage-1.safetensors"]
+    assert len(list((tmp_path / "checkpoints/step-000004-1-0123abcd").iterdir())) == 4
+    assert {json.loads(path.read_bytes())["everyone"] for path in older.glob("*.json")} == {2}
+
+
 @pytest.mark.parametrize("mode", [("--pipeline.mode", "inprocess"), WORKERS], ids=lambda words: words[1])
 def test_a_fork_goes_on_by_itself(config, tmp_path, mode):
     whole = train(config, tmp_path / "whole", "--train.steps", "9", "--train.decay", "0")
@@ -96,6 +170,61 @@ def test_a_fork_of_replicas(config, tmp_path):
     train(config, tmp_path / "run", "--train.steps", "6", *words)
     assert cli.main(["train", "--from", str(tmp_path / "run"), "--run", str(tmp_path / "new"), "--train.steps", "8"]) == 0
     assert json.loads((tmp_path / "new/summary.json").read_text())["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def forkable(tmp_path_factory, token_cache) -> Path:
+    """A run of two replicas."""
+    folder = tmp_path_factory.mktemp("forkable")
+    run = folder / "run"
+    train(write_config(folder, token_cache), run, "--train.steps", "2", "--replicas.count", "2", *WORKERS)
+    return run
+
+
+@pytest.mark.parametrize("kind", ["killed", "full disk"])
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 8, 9])
+def test_a_fork_that_broke_off_can_be_made_again(forkable, tmp_path, capsys, monkeypatch, at, kind):
+    """Two replicas of two stages have eight files, then come the tokenizer and the settings."""
+    new, config, count = tmp_path / "new", read(forkable / "config.toml"), iter(range(100))
+    copy, write = shutil.copyfile, forking.write_atomic
+
+    def broken(call, *words):
+        if next(count) == at:
+            if kind == "full disk":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            patch.setattr(forking, "take_back", lambda run: None)  # so suddenly that nothing is cleared away
+            patch.setattr(Path, "unlink", lambda *words, **others: None)
+            raise KeyboardInterrupt
+        return call(*words)
+
+    new.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(forking.shutil, "copyfile", lambda *words: broken(copy, *words))
+        patch.setattr(forking, "write_atomic", lambda *words: broken(write, *words))
+        with pytest.raises(KeyboardInterrupt if kind == "killed" else ValueError, match=None if kind == "killed" else "was not copied"):
+            forking.fork(forkable, new, config)
+    if kind == "killed":
+        assert "is half a run" in refused(capsys, "--run", str(new), "--resume")
+        assert "is half a run" in refused(capsys, "--run", str(new))
+    else:
+        assert {path.name for path in new.iterdir()} <= {"tokenizer.json"}
+    command = parse_train(["--from", str(forkable), "--run", str(new)])
+    forking.fork(forkable, new, command.config)
+    assert parse_train(["--run", str(new), "--resume"]).config == config
+    parts = [path.relative_to(forkable) for path in forkable.rglob("step-000002/stage-*")]
+    assert {path.relative_to(new) for path in new.rglob("step-*/*")} == set(parts) and len(parts) == 8
+    assert [line["step"] for line in history(new)] == [2]
+
+
+def test_a_fork_never_begins_at_step_0(config, tmp_path, capsys):
+    """Its checkpoint is lost before the first step: all workers had it, and its parts say so."""
+    train(config, tmp_path / "run", "--train.steps", "2", *WORKERS)
+    say_everyone(tmp_path / "run/checkpoints/step-000002", -1)
+    new = tmp_path / "new"
+    new.mkdir()
+    forking.fork(tmp_path / "run", new, read(tmp_path / "run/config.toml"))
+    (new / "checkpoints/step-000002/stage-1.json").unlink()
+    assert "holds no complete checkpoint" in refused(capsys, "--run", str(new), "--resume", "--train.steps", "4")
 
 
 def test_a_fork_of_nothing_is_refused(config, tmp_path, capsys):

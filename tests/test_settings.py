@@ -426,6 +426,21 @@ def test_a_named_config_does_not_undo_local_things_of_the_run(tmp_path):
     assert parse_train(["--run", "r", "--resume", "--config", "laptop"]).config == config
 
 
+@pytest.mark.parametrize("word", ["--resume", "--from"])
+def test_a_named_file_says_how_to_go_on(tmp_path, capsys, word):
+    """What a resume may change counts in the file too, but less than the words beside it."""
+    (tmp_path / "mine.toml").write_text('[train]\nrate = 0.002\nsteps = 40\n[pipeline]\nschedule = "1f1b"\n')
+    config = start(tmp_path / "r", "--config", "mine.toml", "--train.threads", "2")
+    (tmp_path / "mine.toml").write_text('[train]\nrate = 0.001\nsteps = 80\n[pipeline]\nschedule = "gpipe"\n')
+    place = ["--run", "r", "--resume"] if word == "--resume" else ["--run", "new", "--from", "r"]
+    command = parse_train(["--config", "mine.toml", *place, "--train.steps", "90"])
+    assert command.config == changed(config, train__rate=0.001, train__steps=90, pipeline__schedule="gpipe")
+    said = capsys.readouterr().err
+    assert "note: train.rate is 0.001 from now on, by mine.toml; it was 0.002" in said and "train.steps" not in said
+    (tmp_path / "mine.toml").write_text("seed = 1\n")
+    assert "seed is 0" in refusal(["--config", "mine.toml", *place])
+
+
 @pytest.mark.parametrize(
     "words, parts",
     [

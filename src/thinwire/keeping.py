@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config import RunConfig
-from thinwire.disk import warn
+from thinwire.disk import shortage, warn
 from thinwire.optimizer import StageOptimizer
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.pipeline import Pipeline
@@ -53,6 +53,20 @@ class Keeper:
             self.confirmed = max(self.confirmed, position.step)
             self.pipeline.offer(restored.name)
         self.saver.everyone = self.confirmed
+
+    def forget_newer(self, position: Position, restored: Path | None, *, must: bool) -> None:
+        """Delete what this process has of later steps, once all have taken what they go on from: nobody can vote for it any more.
+
+        Raise ValueError if it `must` be deleted and cannot.
+        """
+        place = checkpoint.folder_of(self.folder, position, self.facts)
+        try:
+            checkpoint.remove_newer(self.folder, self.saver.indices, place, restored)
+        except OSError as error:
+            problem = f"checkpoints in {self.folder} behind step {position.step}, from which the run goes on, were not deleted"
+            if must:
+                raise ValueError(f"{problem}: {shortage(place, error)}, or delete them") from None
+            warn(f"{problem}: {shortage(place, error)}")
 
     def _period(self, step: int) -> int:
         return step // self.every if self.every else 0

@@ -19,13 +19,20 @@ TOKENIZER_FILE = "tokenizer.json"
 SUMMARY_FILE = "summary.json"
 HISTORY_FILE = "history.jsonl"
 """One line for each time that a run was forked, or resumed with other settings."""
+FORK_MARK = "unfinished-fork"
+"""In the folder of a new run while the checkpoint that it begins from is copied there."""
 OWN = {CONFIG_FILE, TOKENIZER_FILE, SUMMARY_FILE, HISTORY_FILE, "places.json", "metrics", "checkpoints", "copies"}
 TOLD = ADJUSTABLE | RESHAPING | {"data.source", "data.tokenizer"}
 
 
 def is_free(run: Path) -> bool:
     """Tell whether a new run may use a folder: it is not there, or empty, or a run that ended before its first checkpoint."""
-    return not run.exists() or (run.is_dir() and (not names_in(run) or is_begun(run)))
+    return not run.exists() or (run.is_dir() and not is_half_forked(run) and (not names_in(run) or is_begun(run)))
+
+
+def is_half_forked(run: Path) -> bool:
+    """Tell whether the copy of the checkpoint that a run was to begin from is not at its end, or broke off."""
+    return (run / FORK_MARK).exists()
 
 
 def is_begun(run: Path) -> bool:

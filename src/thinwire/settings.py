@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from thinwire.configfile import ADJUSTABLE, CONFIG_FILE, LOCAL, RESHAPING, flatt
 from thinwire.limits import check
 from thinwire.mistakes import meant, refuse_expanded
 from thinwire.model.cut import cut_layers
-from thinwire.runfolder import is_begun, is_free
+from thinwire.runfolder import is_begun, is_free, is_half_forked
 from thinwire.trackers.registry import TRACKERS, check_names
 
 __all__ = ["JoinCommand", "TrainCommand", "check", "flatten", "from_toml", "load", "parse_join", "parse_train", "shared_hash", "to_toml"]
@@ -140,8 +141,18 @@ def run_folder(words: dict[str, str | None], config: RunConfig | None) -> Path:
 
 def refuse_used(run: Path) -> None:
     """Refuse to begin a run in a folder that holds something worth keeping."""
+    refuse_half_forked(run)
     if not is_free(run):
         raise ValueError(f"the run folder {run} exists; choose another with --run DIR, or add --resume to go on with that run")
+
+
+def refuse_half_forked(run: Path) -> None:
+    """Refuse a folder whose fork broke off: only another fork may use it."""
+    if is_half_forked(run):
+        raise ValueError(
+            f"{run} is half a run: the checkpoint that it was to begin from was not copied to the end; give thinwire train --from RUN "
+            f"--run {run} again, or delete the folder"
+        )
 
 
 def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> RunConfig:
@@ -240,6 +251,7 @@ def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConf
     # The same command with --resume added must work: so a config that is named has to say what the run's own settings say.
     wanted = parse(argv, words, load(named or DEFAULT_CONFIG)) if named or not placed else None
     run = run_folder(words, wanted)
+    refuse_half_forked(run)
     if not (run / CONFIG_FILE).is_file() and is_begun(run):  # killed before its settings were written
         return run, wanted or parse(argv, words, load(named or DEFAULT_CONFIG))
     if not (run / CONFIG_FILE).is_file():
@@ -255,7 +267,8 @@ def forked(argv: list[str], words: dict[str, str | None]) -> tuple[Path, Path, R
     run = run_folder(words, None)
     if not (Path(source) / CONFIG_FILE).is_file():
         raise ValueError(f"--from {source}: {Path(source) / CONFIG_FILE} does not exist; give the folder that `thinwire train --run` wrote")
-    refuse_used(run)
+    if not is_half_forked(run):
+        refuse_used(run)
     return Path(source), run, adapted(argv, words, Path(source), parse(argv, words, load(named)) if named else None)
 
 
@@ -268,8 +281,21 @@ def adapted(argv: list[str], words: dict[str, str | None], run: Path, wanted: Ru
         if wanted.model.free_layers is None:  # then the cut at the start of the run has settled it
             wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, free_layers=stored.model.free_layers))
         refuse_difference(run, stored, wanted, f"--config {named} and the words beside it give")
+        if named and named.endswith(".toml"):  # a packaged one nobody has changed: naming it says nothing new
+            config = adjusted(config, wanted, named)
     refuse_difference(run, stored, config, "the command line gives")
     refuse_other_microbatches(run, stored, config)
+    return config
+
+
+def adjusted(config: RunConfig, wanted: RunConfig, named: str) -> RunConfig:
+    """Return a run's settings with what a resume may change as a file, and the words beside it, have it; say what that changes."""
+    before, after = flatten(config), flatten(wanted)
+    changed = [word for word in sorted(ADJUSTABLE) if before[word] != after[word]]
+    for word in changed:
+        section, _, name = word.partition(".")
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{name: after[word]})})
+        print(f"thinwire: note: {word} is {after[word]} from now on, by {named}; it was {before[word]}", file=sys.stderr, flush=True)
     return config
 
 

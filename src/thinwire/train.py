@@ -91,21 +91,27 @@ class Trainer:
         self.keeper = Keeper(config, folder, pipeline, self.facts, confirmed)
         if earlier is not None:
             earlier.close()  # what it has taken is on the disk before anyone votes
-        self._restore(Ballot(resume, recovering, about["resume"], confirmed), about["summarised"])
+        restored, goes_on = self._restore(Ballot(resume, recovering, about["resume"], confirmed), about["summarised"])
         self.started_at = self.position
-        self.pipeline.gather_values(True, FLAG)  # no stage writes before all have taken what they resume from
+        self.pipeline.gather_values(True, FLAG)  # no stage writes or deletes before all have taken what they resume from
+        if goes_on:
+            self.keeper.forget_newer(self.position, restored, must=not recovering)
         tokenizer = None if self.data is None else self.data.tokenizer_json
         if speaks(pipeline):
             write_folder(folder, config, tokenizer, self.position.step, must=not recovering)
 
-    def _restore(self, ballot: Ballot, written: int) -> None:
-        """Load the checkpoint that all choose; refuse a run whose summary of the last step is `written` too."""
+    def _restore(self, ballot: Ballot, written: int) -> tuple[Path | None, bool]:
+        """Load the checkpoint that all choose; refuse a run whose summary of the last step is `written` too.
+
+        Return that checkpoint, None for the beginning, and whether a run goes on.
+        """
         newest, anyone = choose(self.folder, self.pipeline, ballot)
         if newest is not None:
             self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts, self.exchange.load_state)
         self.keeper.begin(self.position, newest)
         if self.config.train.steps <= self.position.step <= written and not anyone:
             raise ValueError(f"{self.folder} is finished at step {self.position.step}; to go on give a larger --train.steps")
+        return newest, ballot.resume or anyone
 
     def _agree_on_data(self, data: Data | None, resume: bool, *, quiet: bool) -> dict:
         """Open the data where it is needed, on first stages; return what replica 0 tells all others of it."""

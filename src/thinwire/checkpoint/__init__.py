@@ -5,7 +5,7 @@ from thinwire.checkpoint.layout import Position, available, common, complete, fo
 from thinwire.checkpoint.manifest import FORMAT, encode, facts, home_of, read_manifest
 from thinwire.checkpoint.reading import load, refuse_mixed
 from thinwire.checkpoint.saver import Saver
-from thinwire.checkpoint.writing import prune, save, save_stage
+from thinwire.checkpoint.writing import prune, remove_newer, save, save_stage, vouch
 
 __all__ = [
     "FORMAT",
@@ -27,10 +27,12 @@ __all__ = [
     "prune",
     "read_manifest",
     "refuse_mixed",
+    "remove_newer",
     "save",
     "save_stage",
     "step_of",
     "steps",
     "tensor_hashes",
+    "vouch",
     "weights_sha256",
 ]

@@ -53,9 +53,9 @@ def folder_of(run: Path, position: Position, facts: dict[str, Any]) -> Path:
     return run / "checkpoints" / f"step-{position.step:06d}{lineage(position, facts)}"
 
 
-def steps(run: Path) -> list[Path]:
-    """List checkpoint folders, oldest first."""
-    folders = (run / "checkpoints").glob("step-*")
+def steps(run: Path, home: str = "checkpoints") -> list[Path]:
+    """List checkpoint folders, oldest first; those of `copies` where that is asked for."""
+    folders = (run / home).glob("step-*")
     return sorted((folder for folder in folders if STEP_NAME.fullmatch(folder.name)), key=age)
 
 

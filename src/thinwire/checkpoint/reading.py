@@ -99,7 +99,7 @@ def all_manifests(folder: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 def refuse_mixed(folder: Path, manifests: list[dict[str, Any]]) -> None:
     """Refuse parts that do not belong together."""
-    for name in ("step", "stages", "basis_version", "before", "config", "data"):
+    for name in ("step", "stages", "basis_version", "before", "settings", "config", "data"):
         if len({repr(manifest.get(name)) for manifest in manifests}) > 1:
             raise ValueError(f"the parts of {folder} differ in {name}; copy the parts of one run together")
 

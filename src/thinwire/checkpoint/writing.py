@@ -205,3 +205,33 @@ def prune(run: Path, indices: Sequence[int], newest: Path, spare: Collection[int
     for folder in candidates:
         if folder not in kept and (folder in good or age(folder) < min(map(age, kept))):
             remove_parts(folder, indices if is_ours(folder) else [None])
+
+
+def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path | None) -> None:
+    """Delete these stages' parts, and all copies, of steps behind the one that all go on from: these are done again, maybe otherwise.
+
+    Parts of one step from both trainings would look as if they belonged together. `place` is where that step stands in the present stretch
+    of the run; folders of other stretches are never written to again. `restored` is where it was read, None for the beginning.
+    """
+    own, copies = (
+        [folder for folder in steps(run, home) if step_of(folder) > step_of(place) and age(folder)[1:] == age(place)[1:]]
+        for home in ("checkpoints", "copies")
+    )
+    said = [restored] if own and restored is not None else []
+    for folder in said:
+        with suppress(OSError):  # a full disk has room once they are gone
+            vouch(folder)
+    for folder in own:
+        remove_parts(folder, indices)
+    for folder in copies:
+        remove_parts(folder, [None])
+    for folder in said:
+        vouch(folder)
+
+
+def vouch(folder: Path) -> None:
+    """Write into a checkpoint that every worker has it: newer parts, which said so, are about to go."""
+    for path in matching(folder, "stage-*.json"):
+        part = whole(folder, int(path.stem.removeprefix("stage-"))) if path.stem.removeprefix("stage-").isdecimal() else None
+        if part is not None and part.get("everyone", part["step"]) < part["step"]:
+            write_atomic(path, encode({**part, "everyone": part["step"]}))
