@@ -65,8 +65,8 @@ def _stopped(event: Mapping[str, Any]) -> str:
 
 
 def _kept(event: Mapping[str, Any]) -> str:
-    press = "Ctrl-C" if event["pressed"] else "Ctrl-C twice"  # the first one asks for a stop, which is under way
-    return f"step {event['kept']} is kept in {shlex.quote(event['folder'])}; validating, {press} leaves that out"
+    twice = "" if event["pressed"] else " twice"  # the first one asks for a stop, which is under way
+    return f"step {event['kept']} is kept in {shlex.quote(event['folder'])}; validating, Ctrl-C{twice} leaves that out"
 
 
 WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
