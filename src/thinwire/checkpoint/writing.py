@@ -211,7 +211,7 @@ def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path 
     """Delete these stages' parts, and all copies, of steps behind the one that all go on from: these are done again, maybe otherwise.
 
     Parts of one step from both trainings would look as if they belonged together. `place` is where that step stands in the present stretch
-    of the run; folders of other stretches are never written to again. `restored` is where it was read, None for the beginning.
+    of the run; another stretch has its turn when it is gone on with. `restored` is where that step was read, None for the beginning.
     """
     own, copies = (
         [folder for folder in steps(run, home) if step_of(folder) > step_of(place) and age(folder)[1:] == age(place)[1:]]
@@ -221,10 +221,12 @@ def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path 
     for folder in said:
         with suppress(OSError):  # a full disk has room once they are gone
             vouch(folder)
-    for folder in own:
-        remove_parts(folder, indices)
-    for folder in copies:
-        remove_parts(folder, [None])
+    for folder, each in [*((folder, index) for folder in own for index in indices), *((folder, None) for folder in copies)]:
+        try:
+            remove_parts(folder, [each])
+        except OSError:
+            if matching(folder, f"stage-{'*' if each is None else each}.json"):  # without a manifest the rest is no part
+                raise
     for folder in said:
         vouch(folder)
 
