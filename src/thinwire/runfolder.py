@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from thinwire import checkpoint
 from thinwire.config import RunConfig
 from thinwire.configfile import ADJUSTABLE, CONFIG_FILE, RESHAPING, flatten, read, to_toml
 from thinwire.disk import shortage, warn
@@ -110,5 +109,7 @@ def folder_of(run: Path, replica: int) -> Path:
 
 def kept_by_all(run: Path, replicas: int) -> list[Path]:
     """List the checkpoints in a run folder of which all stages of all replicas have their parts, oldest first."""
+    from thinwire import checkpoint  # not at the top: it imports torch, and the command line is read without
+
     others = [{folder.name for folder in checkpoint.complete(folder_of(run, replica))} for replica in range(1, replicas)]
     return [folder for folder in checkpoint.complete(run) if all(folder.name in names for names in others)]
