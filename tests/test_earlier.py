@@ -1,0 +1,45 @@
+"""Run folders, rosters and keys that an earlier version wrote go on working, to the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from thinwire import cli
+from thinwire.link.roster import Place, read_roster
+from thinwire.link.tls import fingerprint, load_identity
+from thinwire.places import known_places
+from thinwire.seat import run_name
+
+EARLIER = Path(__file__).parent / "fixtures" / "earlier"
+EXPECTED = json.loads((EARLIER / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_run_of_before_goes_on_to_the_same_weights(name, tmp_path):
+    run = tmp_path / name
+    shutil.copytree(EARLIER / "runs" / name, run)
+    for config in run.rglob("config.toml"):
+        text = config.read_text().replace("@TEXT@", str(EARLIER / "text.txt")).replace("@CACHE@", str(tmp_path / "cache"))
+        config.write_text(text)
+    cli.main(["train", "--run", str(run), "--resume", "--train.steps", "7"])
+    assert json.loads((run / "summary.json").read_text())["weights_sha256"] == EXPECTED[name]
+
+
+def test_a_roster_of_before_names_the_same_run_and_its_taken_places():
+    roster = read_roster(EARLIER / "roster.toml")
+    assert run_name(roster) == "4f28a69c9e0010d0"
+    taken = known_places(roster, EARLIER / "taken")
+    assert taken.taken[Place(0, 0)].certificate == roster.standbys[0].certificate
+
+
+def test_keys_of_before_are_those_of_the_roster(tmp_path):
+    roster = read_roster(EARLIER / "roster.toml")
+    for name, stage in (("a", 0), ("b", 1)):
+        folder = tmp_path / name
+        shutil.copytree(EARLIER / "keys" / name, folder)
+        (folder / "key.pem").chmod(0o600)
+        assert fingerprint(load_identity(folder).certificate) == fingerprint(roster.workers[Place(0, stage)].certificate)
