@@ -33,19 +33,19 @@ from torch import Tensor, nn
 
 from engine_bench import write_results
 from thinwire.codecs import registry
-from thinwire.codecs.base import Context
-from thinwire.config import MemoryConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.config.sections import MemoryConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory import manage
 from thinwire.memory.blocks import Block, Choice, Plan, Profile, Tier
-from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor
+from thinwire.memory.offload import Courier, slow_bytes
 from thinwire.memory.plan import compare, evaluate
 from thinwire.memory.space import base_bytes, floor_bytes
 from thinwire.memory.tier import FileTier
 from thinwire.model.cut import cut_layers
-from thinwire.model.stages import PLAIN, build_stage
-from thinwire.optimizer import StageOptimizer
-from thinwire.pipeline.pipeline import build_codec, build_pipeline
+from thinwire.model.ends import Context
+from thinwire.model.stage import PLAIN, build_stage
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.inprocess import build_codec, build_pipeline
 
 CPU = torch.device("cpu")
 RATES = (0.25, 0.34, 0.5, 1.0)

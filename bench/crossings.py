@@ -18,11 +18,11 @@ from typing import Any
 from unittest import mock
 
 import thinwire
+from thinwire.cluster.launch import train
+from thinwire.cluster.supervisor import run_crew
 from thinwire.codecs import registry
-from thinwire.config import DataConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
-from thinwire.crew import run_crew
-from thinwire.launch import train
-from thinwire.train import Trainer
+from thinwire.config.sections import DataConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.run.trainer import Trainer
 
 ROOT = str(Path(thinwire.__file__).parent) + os.sep
 WARM, KILLED = 4, 6

@@ -17,9 +17,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.launch import launch
-from thinwire.link.profile import find_profile
-from thinwire.settings import parse_train
+from thinwire.cluster.launch import launch
+from thinwire.config.profiles import find_profile
+from thinwire.run.settings import parse_train
 
 SIDES = ("dense", "subspace")
 STAGES = 4

@@ -25,16 +25,16 @@ from torch.distributed.pipelining import Schedule1F1B
 import thinwire.pipeline.neighbours as neighbours
 from testbed import Path, Testbed
 from thinwire.codecs import registry
-from thinwire.config import ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
 from thinwire.link.tls import load_identity, make_identity
 from thinwire.model.cut import StagePlan
-from thinwire.model.stages import PLAIN
+from thinwire.model.stage import PLAIN
 from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, close_group, open_group
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.schedule import depths
-from thinwire.pipeline.stage import static_stage
+from thinwire.pipeline.static_stage import static_stage
 
 RESULTS = File(__file__).with_name("results")
 PORT = 29500

@@ -24,9 +24,9 @@ from rich.table import Table
 
 from engine_bench import write_results
 from thinwire.data.open import open_data
-from thinwire.optimizer import StageOptimizer
-from thinwire.pipeline.pipeline import build_pipeline
-from thinwire.settings import parse_train
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.inprocess import build_pipeline
+from thinwire.run.settings import parse_train
 from trained import train
 
 GOAL = 0.85

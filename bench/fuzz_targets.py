@@ -16,9 +16,10 @@ from typing import Any, cast
 from thinwire import checkpoint
 from thinwire.checkpoint.manifest import encode, read_manifest
 from thinwire.checkpoint.reading import all_manifests, position_of
-from thinwire.configfile import from_toml, packaged, to_toml
-from thinwire.configfile import load as load_config
-from thinwire.limits import check
+from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
+from thinwire.cluster.standby import hear, place_in
+from thinwire.config.toml import from_toml, packaged, to_toml
+from thinwire.config.toml import load as load_config
 from thinwire.link.contract import Contract, Cursor, Flow, TensorForm
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind, Parser
@@ -33,12 +34,11 @@ from thinwire.link.roster import STANDBYS, Place, Roster, Worker, parse_roster, 
 from thinwire.link.tls import make_identity, trust
 from thinwire.model.cut import StagePlan
 from thinwire.pipeline import forms
+from thinwire.pipeline.backups import MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.control import Control
-from thinwire.pipeline.copies import MOST_COPIES, PIECE, Copies
 from thinwire.pipeline.outcome import Outcome
-from thinwire.places import PLACES_FILE, keep_places, known_places
-from thinwire.restore import held_for
-from thinwire.standby import hear, place_in
+from thinwire.run.check import check
+from thinwire.run.restore import held_for
 
 LEFT, RIGHT = Place(0, 0), Place(0, 1)
 OPTIONS = LinkOptions(credit_frames=8)

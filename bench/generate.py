@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from engine_bench import write_results
-from thinwire.generate import GenerateCommand, Order, run, settings
-from thinwire.link.profile import find_profile
+from thinwire.config.profiles import find_profile
 from thinwire.pipeline.meter import Traffic
-from thinwire.sampling import Sampling
+from thinwire.run.generate import GenerateCommand, Order, run, settings
+from thinwire.run.sampling import Sampling
 
 STAGES, PROMPT = 4, 256
 WIDE = "--model.width 2048 --model.heads 16 --model.kv_heads 4 --model.ffn 5504 --model.layers 4"

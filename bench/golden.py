@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from thinwire.cli import main as thinwire
+from thinwire.cli.main import main as thinwire
 
 FILE = Path(__file__).parent / "results" / "golden.json"
 TINY = """

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from thinwire.files import write_atomic
-from thinwire.pipeline.pipeline import build_pipeline
-from thinwire.progress import Progress
-from thinwire.settings import parse_train
-from thinwire.train import Trainer
+from thinwire.metrics.progress import Progress
+from thinwire.pipeline.inprocess import build_pipeline
+from thinwire.run.settings import parse_train
+from thinwire.run.trainer import Trainer
+from thinwire.util.files import write_atomic
 
 RESULTS = Path(__file__).parent / "results" / "learn"
 ROWS = {

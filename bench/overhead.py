@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from thinwire.codecs import registry
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
-from thinwire.model.llama import Block, Dropout, Pass, rotary_tables
-from thinwire.subspace.fixed import CHUNK
-from thinwire.subspace.layers import SubspaceStream
+from thinwire.model.llama.block import Block, Dropout, Pass, rotary_tables
+from thinwire.model.subspace.fixed import CHUNK
+from thinwire.model.subspace.stream import SubspaceStream
 from timing import alternate, medians
 
 

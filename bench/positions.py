@@ -20,14 +20,15 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from thinwire import checkpoint, cli
-from thinwire.codecs.base import Context
-from thinwire.config import ModelConfig, RunConfig
-from thinwire.model.llama import rotary_tables
-from thinwire.model.stages import Stage
-from thinwire.pipeline.pipeline import Pipeline, build_pipeline
-from thinwire.pipeline.staged import leave_ends_out
-from thinwire.saved import read_settings
+from thinwire import checkpoint
+from thinwire.cli import main as cli
+from thinwire.config.sections import ModelConfig, RunConfig
+from thinwire.model.ends import Context
+from thinwire.model.llama.block import rotary_tables
+from thinwire.model.stage import Stage
+from thinwire.pipeline.by_stage import leave_ends_out
+from thinwire.pipeline.inprocess import Pipeline, build_pipeline
+from thinwire.run.saved import read_settings
 
 MARKS = (16, 128, 1024, 4096, 6000, 16384, 65536)
 

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from thinwire.config import Dtype, RunConfig
+from thinwire.config.sections import Dtype, RunConfig
 from thinwire.data.open import open_data
-from thinwire.pipeline.pipeline import Pipeline, build_pipeline
-from thinwire.settings import parse_train
-from thinwire.subspace.layers import SubspaceStream
+from thinwire.model.subspace.stream import SubspaceStream
+from thinwire.pipeline.inprocess import Pipeline, build_pipeline
+from thinwire.run.settings import parse_train
 
 Gradients = dict[str, Tensor]
 

@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.config import RunConfig
+from thinwire.config.sections import RunConfig
 from thinwire.data.open import open_data
-from thinwire.optimizer import StageOptimizer
-from thinwire.pipeline.pipeline import Pipeline, build_pipeline
-from thinwire.settings import parse_train
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.inprocess import Pipeline, build_pipeline
+from thinwire.run.settings import parse_train
 from timing import alternate, medians
 
 SIDES = {

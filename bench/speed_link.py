@@ -17,12 +17,12 @@ import threading
 import time
 from pathlib import Path
 
+from thinwire.config.profiles import find_profile
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.frame import Channel, Dtype, Frame, Kind
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
-from thinwire.link.profile import find_profile
 from thinwire.link.roster import Place, Worker
 from thinwire.link.tls import Identity, client_context, make_identity, server_context
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine_bench import write_results
-from thinwire.link.profile import find_profile
+from thinwire.config.profiles import find_profile
 from trained import Trained, train
 
 PROFILE = "dsl_2mbps"

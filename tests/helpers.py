@@ -7,10 +7,10 @@ from torch import Tensor
 
 from thinwire.codecs import registry
 from thinwire.codecs.base import DTYPES
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import cut_layers
-from thinwire.model.stages import build_stages
-from thinwire.pipeline.pipeline import Pipeline
+from thinwire.model.stage import build_stages
+from thinwire.pipeline.inprocess import Pipeline
 
 TINY = ModelConfig(vocabulary=97, width=32, layers=4, heads=4, kv_heads=2, ffn=48, context=12)
 MICROBATCH = 2

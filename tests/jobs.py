@@ -19,20 +19,20 @@ import torch
 import torch.distributed as dist
 
 from patience import HANG, wait_until
+from thinwire.cluster.scratch import free_ports
 from thinwire.codecs import registry
-from thinwire.config import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.frame import Frame
 from thinwire.link.link import Link
 from thinwire.link.roster import STANDBYS, Place, Roster, Worker
 from thinwire.link.tls import Identity
 from thinwire.model.cut import cut_layers
-from thinwire.model.stages import build_stage
+from thinwire.model.stage import build_stage
 from thinwire.pipeline.engine import Engine
+from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.neighbours import Neighbours
-from thinwire.pipeline.pipeline import build_codec
 from thinwire.pipeline.schedule import depths
 from thinwire.pipeline.worker import WorkerPipeline
-from thinwire.scratch import free_ports
 
 CPU = torch.device("cpu")
 EIGHT = ModelConfig(vocabulary=97, width=16, layers=8, heads=2, kv_heads=1, ffn=24, context=8)
@@ -149,7 +149,7 @@ def evaluate_over_links(config: RunConfig, index: int, roster: Roster, identity:
 
 def train_stage(config: RunConfig, index: int, roster: Roster, identity: Identity, folder: Path, resets: bool = False) -> dict:
     """Train one stage to the end, if wanted with links that break all the time; return the summary and the reconnections."""
-    from thinwire.train import Trainer
+    from thinwire.run.trainer import Trainer
 
     with link_pipeline(config, index, roster, identity) as pipeline:
         with _resets([port.link for port in pipeline.ports.values()], index) if resets else contextlib.nullcontext():
@@ -171,7 +171,7 @@ def _resets(links: list[Link], seed: int) -> AbstractContextManager:
 
 def command(words: list[str], interrupt: Path | None = None) -> tuple[int, str, str]:
     """Run a thinwire command; return its exit code and what it printed. Press Ctrl-C once the file `interrupt` has something in it."""
-    from thinwire import cli
+    from thinwire.cli import main as cli
 
     out, error = io.StringIO(), io.StringIO()
     if interrupt is not None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from helpers import make_pipeline
-from thinwire.config import ModelConfig, TrainConfig
-from thinwire.optimizer import clip_scale, rate_factor
-from thinwire.pipeline.pipeline import Pipeline
+from thinwire.config.sections import ModelConfig, TrainConfig
+from thinwire.optim.optimizers import clip_scale, rate_factor
+from thinwire.pipeline.inprocess import Pipeline
 
 
 def wide_form(pipeline: Pipeline, dtype: str = "fp64", **changes) -> Pipeline:

@@ -13,7 +13,7 @@ SHELL = {"", "sh", "shell", "bash", "console"}
 PROGRAMS = ("thinwire", "make", ".venv/bin/python", "python", "python3", "pip", "git", "cd", "tensorboard", "trackio")
 """First words that make a command of a line in an indented block, or of `code` in a sentence or a table."""
 ELSEWHERE = re.compile(r"^(alice|bob|carol)\$ +")
-"""Prompts of lines that need a machine each; tests/test_join.py runs such a pair."""
+"""Prompts of lines that need a machine each; tests/cluster/test_join.py runs such a pair."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from thinwire import cli
 from thinwire.checkpoint import Saver
+from thinwire.cli import main as cli
 
 CONFIG = """
 [model]

@@ -23,10 +23,11 @@ import pytest
 
 from pages import ELSEWHERE, PAGES, ROOT, items_of
 from test_plugin import install
-from thinwire import cli, settings
+from thinwire.cli import main as cli
 from thinwire.codecs import registry
-from thinwire.config import ModelConfig, RunConfig
+from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.hf.plain import why_no_llama
+from thinwire.run import settings
 
 PLACEHOLDER = re.compile(r"(^|[ /'=.])[A-Z]{1,}[A-Z_]*($|[ /'=.])|\.\.\.")
 """A word to fill in, such as RUN or FILE: what it stands in is a form, whose words are checked."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from thinwire import cli
+from thinwire.cli import main as cli
+from thinwire.cluster.places import known_places
+from thinwire.cluster.seat import run_name
 from thinwire.link.roster import Place, read_roster
 from thinwire.link.tls import fingerprint, load_identity
-from thinwire.places import known_places
-from thinwire.seat import run_name
 
 EARLIER = Path(__file__).parent / "fixtures" / "earlier"
 EXPECTED = json.loads((EARLIER / "expected.json").read_text())

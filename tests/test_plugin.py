@@ -13,7 +13,7 @@ import pytest
 
 from patience import HANG
 
-PAGE = Path(__file__).parent.parent / "docs" / "writing_a_codec.md"
+PAGE = Path(__file__).parents[1] / "docs" / "writing_a_codec.md"
 
 
 def install(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from patience import HANG
 
-PRELOAD = ["thinwire.train", "thinwire.join", "thinwire.pipeline.worker"]
+PRELOAD = ["thinwire.run.trainer", "thinwire.cluster.join", "thinwire.pipeline.worker"]
 END_SECONDS = 5.0
 GRACE_SECONDS = 3.0
 """How long the other workers of a job may take to say what they know after one has failed."""

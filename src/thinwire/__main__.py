@@ -2,7 +2,7 @@
 
 import sys
 
-from thinwire.cli import main
+from thinwire.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

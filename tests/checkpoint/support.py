@@ -8,9 +8,9 @@ from pathlib import Path
 from helpers import make_pipeline, random_ids
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
-from thinwire.config import TrainConfig
-from thinwire.optimizer import StageOptimizer
-from thinwire.pipeline.pipeline import Pipeline
+from thinwire.config.sections import TrainConfig
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.inprocess import Pipeline
 
 FACTS = {"settings": "c", "data": "d", "split": "2,2", "microbatches": 2}
 

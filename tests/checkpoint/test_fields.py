@@ -12,7 +12,7 @@ import pytest
 from checkpoint.support import FACTS, change_manifest, save, trained
 from thinwire import checkpoint
 from thinwire.checkpoint import manifest
-from thinwire.files import read_small
+from thinwire.util.files import read_small
 
 BAD = {
     "format": [True, 2.0],

@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from checkpoint.support import FACTS, change_manifest, save, trained
 from helpers import make_pipeline, random_ids
 from runs import train
-from thinwire import checkpoint, cli
+from thinwire import checkpoint
 from thinwire.checkpoint import Position
-from thinwire.config import TrainConfig
-from thinwire.optimizer import StageOptimizer
+from thinwire.cli import main as cli
+from thinwire.config.sections import TrainConfig
+from thinwire.optim.optimizers import StageOptimizer
 
 MOMENT = "optimizer/layers.1.ffn.down.weight/exp_avg"
 

@@ -10,7 +10,8 @@ import pytest
 
 from checkpoint.support import change_manifest
 from runs import train, unhurried
-from thinwire import checkpoint, cli
+from thinwire import checkpoint
+from thinwire.cli import main as cli
 
 EXACT = ("--train.dtype", "fp64", "--codec.dtype", "fp64", "--model.free_layers", "1", "--train.checkpoint_every", "1")
 DRIFT = ("--codec.drift_every", "2", "--codec.drift_rate", "0.5", "--model.dropout", "0.1")

@@ -10,10 +10,10 @@ import torch
 from helpers import MICROBATCH, TINY, make_pipeline, random_ids
 from thinwire.codecs import registry
 from thinwire.codecs.anchored import Anchor, AnchoredOptions
-from thinwire.codecs.base import Context
 from thinwire.codecs.projector import Learned, tangent
 from thinwire.model.cut import StagePlan
-from thinwire.subspace.basis import random_basis
+from thinwire.model.ends import Context
+from thinwire.model.subspace.basis import random_basis
 
 OPTIONS = AnchoredOptions(name="anchored", anchor_rank=4, buckets=64)
 

@@ -8,8 +8,8 @@ import torch
 from helpers import TINY, gradients, make_pipeline, parameters, random_ids, relative
 from thinwire.codecs import registry
 from thinwire.codecs.autoencoder import AutoencoderEntry, AutoencoderExit
-from thinwire.codecs.base import Context
-from thinwire.subspace.basis import random_basis
+from thinwire.model.ends import Context
+from thinwire.model.subspace.basis import random_basis
 
 IDS, CONTEXT = torch.zeros(3, 5, dtype=torch.int64), Context(0, torch.arange(3))
 

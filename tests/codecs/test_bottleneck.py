@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from thinwire.codecs import registry
-from thinwire.codecs.base import Context
 from thinwire.codecs.bottleneck import BottleneckEntry
-from thinwire.model.llama import Dropout, Pass
-from thinwire.pipeline.pipeline import Pipeline
+from thinwire.model.ends import Context
+from thinwire.model.llama.block import Dropout, Pass
+from thinwire.pipeline.inprocess import Pipeline
 
 CONTEXT = Context(0, torch.arange(3))
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from helpers import TINY, relative
+from thinwire.bits.grid import make_grid
 from thinwire.codecs import registry
-from thinwire.codecs.base import Context
-from thinwire.codecs.grid import make_grid
 from thinwire.codecs.hadamard import HadamardEntry, HadamardExit, transform
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 
 WIDE = ModelConfig(vocabulary=97, width=256, layers=4, heads=4, kv_heads=2, ffn=48, context=12)
 

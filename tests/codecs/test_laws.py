@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from helpers import TINY
-from thinwire.catalog import CODEC_GROUP
 from thinwire.codecs import registry
-from thinwire.codecs.base import Codec, Context, LossyOptions
+from thinwire.codecs.base import Codec, LossyOptions
+from thinwire.config.catalog import CODEC_GROUP
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 
 BATCH, TIME = 3, 5
 UNQUANTIZED = {"threshold"}

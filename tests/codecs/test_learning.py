@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from helpers import TINY, make_pipeline
-from thinwire.config import TrainConfig
-from thinwire.optimizer import StageOptimizer, clip_scale
-from thinwire.pipeline.pipeline import Pipeline
+from thinwire.config.sections import TrainConfig
+from thinwire.optim.optimizers import StageOptimizer, clip_scale
+from thinwire.pipeline.inprocess import Pipeline
 
 MODEL = replace(TINY, vocabulary=128, width=64, ffn=128, context=32)
 BATCH, STEPS = 16, 200

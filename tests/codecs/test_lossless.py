@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from helpers import TINY, gradients, make_pipeline, random_ids
+from thinwire.bits.grid import make_grid
+from thinwire.bits.planes import deflate, inflate, join_planes, split_planes
+from thinwire.bits.raw import TensorSpec, raw_bytes
 from thinwire.codecs import registry
-from thinwire.codecs.base import Codec, TensorSpec, raw_bytes
-from thinwire.codecs.grid import make_grid
-from thinwire.codecs.lossless import DEFLATED, PLAIN, deflate, inflate, join_planes, split_planes
+from thinwire.codecs.base import Codec
+from thinwire.codecs.lossless import DEFLATED, PLAIN
 
 
 def build(**options) -> Codec:

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from thinwire.codecs import registry
-from thinwire.codecs.base import DTYPES, Codec, Context
+from thinwire.codecs.base import DTYPES, Codec
 from thinwire.codecs.lowrank import BASIS, FACTOR, dominant_basis
 from thinwire.model.cut import StagePlan
-from thinwire.subspace.basis import random_basis
+from thinwire.model.ends import Context
+from thinwire.model.subspace.basis import random_basis
 
 
 def build(dtype: str = "fp32", **options) -> Codec:

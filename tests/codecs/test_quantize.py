@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from helpers import TINY
+from thinwire.bits.codes import pack_codes, unpack_codes
+from thinwire.bits.grid import WIDTHS, make_grid
+from thinwire.bits.raw import TensorSpec
 from thinwire.codecs import registry
-from thinwire.codecs.base import Context, TensorSpec
-from thinwire.codecs.grid import WIDTHS, make_grid, pack_codes, unpack_codes
 from thinwire.codecs.quantize import QuantizeEntry
+from thinwire.model.ends import Context
 
 
 def test_bit_layout():

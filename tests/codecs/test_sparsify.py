@@ -10,8 +10,9 @@ import torch
 
 from helpers import TINY, gradients, make_pipeline, random_ids
 from thinwire.codecs import registry
-from thinwire.codecs.base import Codec, Context
+from thinwire.codecs.base import Codec
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 
 both = pytest.mark.parametrize("name", ["topk", "randomk"])
 per_group = pytest.mark.parametrize("per", ["token", "sample"])

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from helpers import TINY, gradients, make_pipeline, random_ids
+from thinwire.bits.mask import AS_POSITIONS, BITMAP
 from thinwire.codecs import registry
-from thinwire.codecs.base import Codec, Context
-from thinwire.codecs.threshold import AS_POSITIONS, BITMAP, ThresholdExit
+from thinwire.codecs.base import Codec
+from thinwire.codecs.threshold import ThresholdExit
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 
 BATCH, TIME = 4, 8
 NEVER = math.inf

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.config import DataConfig, ModelConfig
+from thinwire.config.sections import DataConfig, ModelConfig
 from thinwire.data.hub import open_hub, parse_name
 from thinwire.data.open import Data, open_data
 from thinwire.data.source import in_validation

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from patience import HANG
-from thinwire.config import DataConfig, ModelConfig
+from thinwire.config.sections import DataConfig, ModelConfig
 from thinwire.data.open import Data, open_data
 
 MODEL = ModelConfig(vocabulary=300, context=16)

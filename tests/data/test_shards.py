@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thinwire.config import DataConfig, ModelConfig
+from thinwire.config.sections import DataConfig, ModelConfig
 from thinwire.data.open import Data, open_data
 from thinwire.data.shards import open_shard, write_shard
 from thinwire.data.tokenize import train_tokenizer

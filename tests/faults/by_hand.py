@@ -15,12 +15,12 @@ from faults.inject import Fault, Scene, arm
 from patience import HANG, wait_until
 from runs import unhurried
 
-PRELOAD = ["thinwire.train", "thinwire.join", "thinwire.pipeline.worker"]
+PRELOAD = ["thinwire.run.trainer", "thinwire.cluster.join", "thinwire.pipeline.worker"]
 
 
 def be(words: list[str], out: str, faults: Sequence[Fault], hold: int | None) -> None:
     """Run a command with what it prints in a file, and with faults; stand still before a step, if wanted, until let go."""
-    from thinwire import cli
+    from thinwire.cli import main as cli
 
     if faults:
         struck = Path(f"{out}.struck")
@@ -37,7 +37,7 @@ def be(words: list[str], out: str, faults: Sequence[Fault], hold: int | None) ->
 
 def hold_before(step: int, held: Path, go: Path) -> None:
     """Let this process say that it has come to a step, and begin it when it may: nobody's clock decides what happens before."""
-    from thinwire.model.stages import Stage
+    from thinwire.model.stage import Stage
 
     forward = Stage.forward
 

@@ -56,8 +56,10 @@ from unittest import mock
 import torch
 
 from patience import wait_until
-from thinwire import cli, keeping, launch
-from thinwire.crew import Hear, Say, run_crew
+from thinwire.cli import main as cli
+from thinwire.cluster import launch
+from thinwire.cluster.seat import Seat
+from thinwire.cluster.supervisor import Hear, Say, run_crew
 from thinwire.link.connection import Connection
 from thinwire.link.frame import Frame, Kind
 from thinwire.link.link import Link
@@ -65,9 +67,9 @@ from thinwire.link.roster import Place
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.neighbours import Neighbours
-from thinwire.seat import Seat
-from thinwire.settings import TrainCommand, parse_train
-from thinwire.stop import Stop
+from thinwire.run import keeping
+from thinwire.run.settings import TrainCommand, parse_train
+from thinwire.run.stop import Stop
 
 POINTS = ("forward", "backward", "optimizer", "write")
 POLL_SECONDS = 0.02
@@ -225,10 +227,10 @@ def flip_file(path: Path, generator: random.Random) -> None:
 def arm(faults: list[Fault], scene: Scene) -> None:
     """Put the faults of a stage into the package of this process."""
     from thinwire.checkpoint import writing
-    from thinwire.model.stages import Stage
-    from thinwire.optimizer import StageOptimizer
+    from thinwire.model.stage import Stage
+    from thinwire.optim.optimizers import StageOptimizer
     from thinwire.replicas.peers import Peers
-    from thinwire.train import Trainer
+    from thinwire.run.trainer import Trainer
 
     passed = dict.fromkeys((*POINTS, "restore", "exchange"), 0)
 

@@ -10,13 +10,13 @@ import signal
 import pytest
 
 from checkpoint.support import change_manifest
+from cluster.test_join import assert_same, join_words, loopback
 from faults.by_hand import Hand, ended, signal_to, steps_done
 from faults.inject import Fault, train_with
 from patience import wait_until
 from runs import train
-from test_join import assert_same, join_words, loopback
-from thinwire import cli
 from thinwire.checkpoint import step_of, steps
+from thinwire.cli import main as cli
 
 WORKERS = ("--pipeline.mode", "workers")
 LATE = ("--train.checkpoint_every", "0", "--train.validate_every", "0")

@@ -9,15 +9,15 @@ from unittest import mock
 
 import pytest
 
+from cluster.test_join import assert_same, join_words, machines
 from faults.by_hand import Hand, ended, signal_to, steps_done
 from jobs import local_roster
 from patience import wait_until
 from runs import train
-from test_join import assert_same, join_words, machines
+from thinwire.cluster.scratch import free_ports
 from thinwire.link.errors import Replaced, aborted
 from thinwire.link.roster import Place
 from thinwire.pipeline.neighbours import Neighbours
-from thinwire.scratch import free_ports
 
 STEPS = 40
 WORDS = ("--pipeline.stages", "3", "--train.steps", str(STEPS), "--train.checkpoint_every", "3")

@@ -12,15 +12,16 @@ import pytest
 from faults.support import WORDS
 from patience import HANG
 from runs import train
-from thinwire import cli, launch
-from thinwire.crew import Say, run_crew
-from thinwire.seat import Seat
-from thinwire.stop import Stop
+from thinwire.cli import main as cli
+from thinwire.cluster import launch
+from thinwire.cluster.seat import Seat
+from thinwire.cluster.supervisor import Say, run_crew
+from thinwire.run.stop import Stop
 
 
 def mistaken(seat: Seat, say: Say, stop: Stop, **arguments: Any) -> dict[str, Any]:
     """Train, with a mistake in the forward of stage 1 at the fifth step."""
-    from thinwire.model.stages import Stage
+    from thinwire.model.stage import Stage
 
     forward = Stage.forward
 
@@ -54,7 +55,7 @@ def test_the_same_exception_twice_in_one_step_ends_the_run(settings, tmp_path, c
 
 ALONE = """
 from multiprocessing import Pipe
-from thinwire.crew import Voice
+from thinwire.cluster.supervisor import Voice
 ours, theirs = Pipe()
 theirs.close()
 Voice(ours).say({"step": 1})

@@ -6,7 +6,7 @@ import pytest
 
 from faults.inject import Fault
 from faults.support import run_with
-from thinwire import seat
+from thinwire.cluster import seat
 
 HOUR = 3600.0
 CASES = {

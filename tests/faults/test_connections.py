@@ -10,9 +10,9 @@ from faults.inject import Fault
 from faults.support import run_with
 from link.support import World, pair
 from patience import HANG
+from thinwire.config.profiles import find_profile
 from thinwire.link.contract import Contract
 from thinwire.link.frame import Channel, Frame, Kind
-from thinwire.link.profile import find_profile
 
 SILENT = ("--link.silent_seconds", "5", "--link.reconnect_seconds", "300")
 CASES = {

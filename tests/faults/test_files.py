@@ -12,8 +12,8 @@ import pytest
 from faults.inject import Fault, flip_file
 from faults.support import STAGES, WORDS, restored, resumed, run_with
 from runs import train
-from thinwire import cli
 from thinwire.checkpoint import steps
+from thinwire.cli import main as cli
 
 
 def test_a_damaged_checkpoint_is_passed_over(settings, quiet, tmp_path):

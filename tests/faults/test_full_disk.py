@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster.test_join import assert_same, join_words, loopback
 from disks import fill, mounted
 from faults.by_hand import Hand, ended, signal_to
 from faults.inject import Fault, command_with
@@ -20,14 +21,13 @@ from faults.support import WORDS, assert_struck, resumed
 from jobs import local_roster
 from patience import wait_until
 from runs import train, unhurried
-from test_join import assert_same, join_words, loopback
-from thinwire import cli
 from thinwire.checkpoint import complete, step_of
+from thinwire.cli import main as cli
+from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
+from thinwire.cluster.watch import Watch
 from thinwire.link.roster import Place
-from thinwire.places import PLACES_FILE, keep_places, known_places
-from thinwire.track import JsonLines
-from thinwire.train import Trainer
-from thinwire.watch import Watch
+from thinwire.metrics.track import JsonLines
+from thinwire.run.trainer import Trainer
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from faults.inject import Fault, command_with
 from faults.support import STAGES, WORDS, resumed
 from patience import HANG, wait_until
 from runs import train
-from thinwire import cli
 from thinwire.checkpoint import step_of, steps
+from thinwire.cli import main as cli
 from thinwire.link.roster import Place
-from thinwire.optimizer import StageOptimizer
+from thinwire.optim.optimizers import StageOptimizer
 
 
 def assert_one_step(run: Path, out: str, stages: int = STAGES) -> int:

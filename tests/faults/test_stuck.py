@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from cluster.test_join import assert_same, join_words
 from faults.by_hand import Hand, ended, steps_done
 from faults.inject import Fault, command_with
 from faults.support import WORDS, assert_struck, restored, resumed, run_with
 from faults.test_by_hand import LINK, alone, homes_of  # noqa: F401
 from faults.test_by_hand import WORDS as HAND_WORDS
 from patience import wait_until
-from test_join import assert_same, join_words
-from thinwire.watchdog import EXIT_STUCK
+from thinwire.cluster.watchdog import EXIT_STUCK
 
 LIMIT = ("--train.stuck_seconds", "8")
 KINDS = ["stuck", pytest.param("stuck in C", marks=pytest.mark.full), pytest.param("stuck whole", marks=pytest.mark.full)]

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from runs import train
-from thinwire import checkpoint, cli
-from thinwire.codecs.base import CastEntry, Codec, Context
-from thinwire.configfile import CONFIG_FILE, read
+from thinwire import checkpoint
+from thinwire.cli import main as cli
+from thinwire.codecs.base import CastEntry, Codec
+from thinwire.config.toml import CONFIG_FILE, read
+from thinwire.model.ends import Context
 from thinwire.model.stream import Stream
-from thinwire.pipeline.pipeline import Pipeline, build_pipeline
-from thinwire.pipeline.staged import leave_ends_out
+from thinwire.pipeline.by_stage import leave_ends_out
+from thinwire.pipeline.inprocess import Pipeline, build_pipeline
 
 WORDS = ("--train.steps", "3", "--train.validate_every", "0")
 

@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 
 from helpers import relative
 from hf.support import bring_in, export, load_pipeline, our_logits, plug_in, some_ids, their_logits, train_run
-from thinwire import checkpoint, cli
+from thinwire import checkpoint
+from thinwire.checkpoint.safetensors import Piece
+from thinwire.cli import main as cli
 from thinwire.codecs import registry
-from thinwire.configfile import CONFIG_FILE, load
+from thinwire.config.toml import CONFIG_FILE, load
 from thinwire.hf import export as verb
 from thinwire.hf.plain import why_no_llama
-from thinwire.hf.shards import Piece
 
 CASES = {
     "subspace": (),

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf.support import bring_in, export, our_logits, some_ids, train_run
-from thinwire import cli
+from thinwire.cli import main as cli
 
 NORM, INDEX = "model.norm.weight", "model.safetensors.index.json"
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from hf.support import bring_in, export, load_pipeline, our_logits, same_bytes, some_ids, their_logits, train_run
-from thinwire import checkpoint, cli
-from thinwire.configfile import CONFIG_FILE, read
+from thinwire import checkpoint
+from thinwire.cli import main as cli
+from thinwire.config.toml import CONFIG_FILE, read
 from thinwire.data.open import open_data
 from thinwire.hf import importing
 

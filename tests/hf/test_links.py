@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hf.support import bring_in, export, our_logits, some_ids
-from thinwire import cli
+from thinwire.cli import main as cli
 
 SECRET = "what is nobody's business"
 COPIED = ("tokenizer_config.json", "vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja", "added_tokens.json")

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from hf.support import load_pipeline, train_run
 from patience import HANG
 from thinwire import checkpoint
-from thinwire.configfile import CONFIG_FILE, load, read, to_toml
+from thinwire.checkpoint.safetensors import Piece, parse_size, write_file
+from thinwire.config.toml import CONFIG_FILE, load, read, to_toml
 from thinwire.hf.checkpointed import open_checkpoint
 from thinwire.hf.measure import validation_windows
 from thinwire.hf.names import Entry, layout
 from thinwire.hf.plain import plans_of
-from thinwire.hf.shards import Piece, parse_size, write_file
-from thinwire.pipeline import staged
+from thinwire.pipeline import by_stage as staged
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_without_boundaries_nothing_is_rounded(config, tmp_path):
 
 
 def test_a_file_written_in_rows_is_read_by_the_library(tmp_path, monkeypatch):
-    monkeypatch.setattr("thinwire.hf.shards.CHUNK_BYTES", 64)
+    monkeypatch.setattr("thinwire.checkpoint.safetensors.CHUNK_BYTES", 64)
     tensors = {"a": torch.arange(7), "b": torch.randn(33, 5).bfloat16(), "c": torch.randn(3), "d": torch.tensor(4), "e": torch.ones(0, 3)}
 
     def piece(name, tensor):

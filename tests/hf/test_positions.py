@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from hf.support import export, our_logits, some_ids, train_run
-from thinwire.config import ModelConfig
-from thinwire.configfile import CONFIG_FILE, read
-from thinwire.model.llama import rotary_tables
+from thinwire.config.sections import ModelConfig
+from thinwire.config.toml import CONFIG_FILE, read
+from thinwire.model.llama.block import rotary_tables
 
 transformers = pytest.importorskip("transformers")
 POSITIONS = 1500

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runs import train
-from thinwire import cli
+from thinwire.cli import main as cli
 
 TOKENS = 200
 

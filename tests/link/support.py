@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from patience import HANG, wait_until
+from thinwire.config.profiles import OPEN, LinkProfile
 from thinwire.link.contract import Contract
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
-from thinwire.link.profile import OPEN, LinkProfile
 from thinwire.link.roster import Place, Worker
 from thinwire.link.tls import Identity, make_identity
 

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from thinwire.config.profiles import OPEN, PROFILES, find_profile
 from thinwire.link.emulate import LOOKAHEAD_SECONDS, Wire, make_wire
 from thinwire.link.pace import TokenBucket
-from thinwire.link.profile import OPEN, PROFILES, find_profile
 
 
 def test_transmission_occupies_the_line_and_propagation_does_not():

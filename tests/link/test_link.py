@@ -14,6 +14,7 @@ import pytest
 
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, STEADY, hurry, pair, stop, terms
 from patience import HANG, wait_until
+from thinwire.config.profiles import LinkProfile
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import HEADER_BYTES, PART_BYTES, Channel, Dtype, Frame, Kind
@@ -21,7 +22,6 @@ from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.probe import RECORD_OVERHEAD, probe
-from thinwire.link.profile import LinkProfile
 from thinwire.link.roster import Place, Worker
 
 LARGEST = 200_000

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from faults import inject
-from thinwire.crew import Say, run_crew
+from thinwire.cluster.seat import Seat
+from thinwire.cluster.supervisor import Say, run_crew
 from thinwire.memory import manage
 from thinwire.memory.blocks import Plan, Profile
 from thinwire.memory.space import base_bytes, floor_bytes
-from thinwire.seat import Seat
-from thinwire.settings import parse_train
-from thinwire.stop import Stop
+from thinwire.run.settings import parse_train
+from thinwire.run.stop import Stop
 
 CHOICES = {"k": "keep", "r": "recompute", "o": "offload"}
 DISK = os.pwrite
@@ -33,7 +33,8 @@ def force(letters: str, full_after: int | None = None) -> None:
         return Plan(choices, depth, budget, 1.0, 1.0)  # type: ignore[arg-type]
 
     manage.plan_for = plan_for  # type: ignore[assignment]
-    from thinwire.pipeline import pipeline, worker
+    from thinwire.pipeline import inprocess as pipeline
+    from thinwire.pipeline import worker
 
     pipeline.plan_for = worker.plan_for = plan_for  # type: ignore[assignment]
 

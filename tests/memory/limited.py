@@ -11,17 +11,17 @@ from torch import Tensor
 
 from helpers import TINY, random_ids
 from thinwire.codecs import registry
-from thinwire.codecs.base import Context
-from thinwire.config import ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory.blocks import Choice, Profile, Tier
-from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor
+from thinwire.memory.offload import Courier, slow_bytes
 from thinwire.memory.profile import measure_stage
 from thinwire.memory.space import floor_bytes
 from thinwire.memory.tier import FileTier
 from thinwire.model.cut import cut_layers
-from thinwire.model.stages import Stage, build_stage
-from thinwire.pipeline.pipeline import build_codec
+from thinwire.model.ends import Context
+from thinwire.model.stage import Stage, build_stage
+from thinwire.pipeline.inprocess import build_codec
 
 FAST = Tier(1e9, 1e9, duplex=False)
 PLANS: dict[str, tuple[Choice, ...]] = {

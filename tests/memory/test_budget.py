@@ -14,7 +14,7 @@ import pytest
 from faults.inject import Fault
 from memory.forced import full_disk, train_forced
 from runs import train, write_config
-from thinwire import cli
+from thinwire.cli import main as cli
 from thinwire.memory.blocks import Plan
 
 LONG = ("--model.layers", "9", "--model.context", "64", "--model.ffn", "256", "--train.batch", "24", "--train.steps", "3")
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_in_one_process(config, plain, tmp_path, monkeypatc
         monkeypatch.setattr(os, "pwrite", full_disk(90))  # once each at the start, then 36 writes a step
         return Plan(("offload",) * len(profile.blocks), 1, 0, 1.0, 1.0)
 
-    monkeypatch.setattr("thinwire.pipeline.pipeline.plan_for", everything_out)
+    monkeypatch.setattr("thinwire.pipeline.inprocess.plan_for", everything_out)
     threads = threading.active_count()
     words = ["train", "--config", config, "--run", str(tmp_path / "run"), "--train.threads", "1", *FOUR, "--memory.budget", "1GB"]
     assert cli.main(words) == 2

@@ -14,7 +14,7 @@ from thinwire.memory.blocks import CHOICES, Block, Profile, Tier
 from thinwire.memory.plan import STRATEGIES, bubble_seconds, compare, evaluate, make_plan, minimum
 from thinwire.memory.search import Search
 from thinwire.memory.simulate import simulate
-from thinwire.memory.sizes import read_size
+from thinwire.util.sizes import read_size
 
 TABLE = {
     1.0: (32.0, 40.0, 30.0, 30.0, "oooooo kkkk"),

@@ -11,14 +11,14 @@ import torch
 
 from helpers import random_ids
 from memory.limited import FAST, Limited, tiny
-from thinwire.config import MemoryConfig
+from thinwire.config.sections import MemoryConfig
 from thinwire.memory.account import always_there, tensor_bytes, wire_of
 from thinwire.memory.live import Live
 from thinwire.memory.profile import measure_stage, observe, profile_stage, slow_folder
 from thinwire.model.cut import cut_layers
-from thinwire.model.stages import build_stage
-from thinwire.optimizer import StageOptimizer
-from thinwire.pipeline.pipeline import build_codec, build_pipeline
+from thinwire.model.stage import build_stage
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.inprocess import build_codec, build_pipeline
 
 
 def digest(stage: torch.nn.Module) -> str:

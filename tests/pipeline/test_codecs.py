@@ -9,7 +9,7 @@ import torch
 
 from helpers import MICROBATCH, gradients, make_pipeline, random_ids, relative
 from thinwire.codecs import registry
-from thinwire.codecs.base import Context
+from thinwire.model.ends import Context
 
 VARIANTS = [(name, {}) for name in registry.names()]
 VARIANTS += [

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from helpers import TINY, make_pipeline
-from thinwire.codecs.base import Context
 from thinwire.codecs.registry import BUILT_IN
+from thinwire.model.ends import Context
 from thinwire.pipeline.decode import CHUNK, Writer, chosen_slot, chunks, forward_slots
 
 LONG = replace(TINY, context=160)

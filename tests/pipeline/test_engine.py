@@ -10,7 +10,7 @@ import pytest
 
 from helpers import gradients, random_ids
 from jobs import BATCH, CPU, EIGHT, FIRST_SAMPLE, evaluate_over_links, local_roster, run_config, step_over_gloo, step_over_links
-from thinwire.pipeline.pipeline import Pipeline, build_pipeline
+from thinwire.pipeline.inprocess import Pipeline, build_pipeline
 
 CODECS = {
     "subspace": {"name": "subspace", "rank": 4},

@@ -16,8 +16,8 @@ from memory.forced import train_forced
 from patience import HANG
 from runs import train
 from thinwire.codecs import registry
-from thinwire.config import Dtype
-from thinwire.settings import parse_train
+from thinwire.config.sections import Dtype
+from thinwire.run.settings import parse_train
 
 SHORT = ("--train.steps", "3", "--train.checkpoint_every", "0", "--train.validate_every", "0")
 DTYPES = get_args(Dtype)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from replicas.together import together
-from thinwire.config import ReplicasConfig, RunConfig
+from thinwire.bits.packing import make_packing
+from thinwire.config.sections import ReplicasConfig, RunConfig
 from thinwire.replicas.allreduce import mean
 from thinwire.replicas.exchange import build
-from thinwire.replicas.packing import make_packing
 
 
 def numbers(replica: int, dtype: torch.dtype) -> list[torch.Tensor]:

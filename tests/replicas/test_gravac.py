@@ -12,11 +12,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from replicas.together import together
-from thinwire.config import RunConfig
+from thinwire.bits.sparse import Sparse
+from thinwire.config.sections import RunConfig
 from thinwire.replicas.exchange import METHODS, read_exchange
 from thinwire.replicas.gravac import COMPRESSORS, Controller, GraVAC, GraVACOptions, Rules, anywhere, ladder, saturated, top
 from thinwire.replicas.peers import Peers
-from thinwire.replicas.sparse import Sparse
 
 SHAPES = {"wide": (24, 32), "narrow": (160, 2), "small": (5, 5), "vector": (300,)}
 LARGE = ("wide", "narrow")

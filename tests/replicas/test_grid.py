@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from faults.inject import GO, Fault, command_with, train_with
 from patience import wait_until
 from runs import train
-from thinwire import checkpoint, cli
+from thinwire import checkpoint
+from thinwire.cli import main as cli
 
 GRID = ("--pipeline.mode", "workers", "--replicas.count", "2", "--train.batch", "8")
 DOUBLE = ("--train.dtype", "fp64", "--train.clip", "0.5")

@@ -9,12 +9,12 @@ import torch
 
 from helpers import TINY
 from replicas.together import together
+from thinwire.bits.grid import make_grid
+from thinwire.bits.packing import make_packing
 from thinwire.codecs import registry
-from thinwire.codecs.grid import make_grid
-from thinwire.config import PipelineConfig, ReplicasConfig, RunConfig
+from thinwire.config.sections import PipelineConfig, ReplicasConfig, RunConfig
 from thinwire.replicas.exchange import build, read_exchange
 from thinwire.replicas.hybrid import PRESETS, Hybrid
-from thinwire.replicas.packing import make_packing
 from thinwire.replicas.peers import Peers
 
 SHAPES = {"matrix": (64, 512), "vector": (512,)}

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from helpers import TINY, make_pipeline, random_ids
 from replicas.together import together
-from thinwire.codecs.base import Context
-from thinwire.config import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
-from thinwire.model.stages import Stage
-from thinwire.optimizer import StageOptimizer, rate_factor
-from thinwire.pipeline.pipeline import Pipeline
+from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
+from thinwire.model.ends import Context
+from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import StageOptimizer, rate_factor
+from thinwire.pipeline.inprocess import Pipeline
 from thinwire.replicas.exchange import build, read_exchange
 from thinwire.replicas.ist import deal, gain, keep_block, own_block, partition, put_block, quotas, read_shares
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from thinwire.bits.packing import Raw
 from thinwire.replicas.ist import deal, own_block, put_block
-from thinwire.replicas.packing import Raw
 
 SEED = 11
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from replicas.together import together
-from thinwire.config import ReplicasConfig, RunConfig, TrainConfig
+from thinwire.config.sections import ReplicasConfig, RunConfig, TrainConfig
 from thinwire.replicas.exchange import build, read_exchange
 from thinwire.replicas.local import Local
 

@@ -13,7 +13,7 @@ import torch
 from patience import HANG
 from replicas import referee
 from replicas.together import together
-from thinwire.config import ModelConfig, ReplicasConfig, RunConfig
+from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig
 from thinwire.replicas.exchange import build
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.powersgd import PowerSGD, added, orthonormal, product

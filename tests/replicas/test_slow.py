@@ -18,7 +18,7 @@ from torch import nn
 from faults.inject import GO, Fault, train_with
 from patience import HANG
 from replicas.together import together
-from thinwire.config import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
+from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
 from thinwire.link.roster import Place
 from thinwire.model.cut import StagePlan
 from thinwire.replicas.exchange import build
@@ -111,7 +111,7 @@ def parameters() -> dict[str, nn.Parameter]:
     """Make the parameters of one layer, the same for every replica."""
     from thinwire.codecs.dense import Dense
     from thinwire.codecs.registry import find
-    from thinwire.model.stages import Stage
+    from thinwire.model.stage import Stage
 
     codec = Dense(find("dense").Options(name="dense"), MODEL, seed=0)
     return Stage(MODEL, StagePlan(0, 1, range(1)), codec, 0, 0).trained()

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from replicas.together import together
-from thinwire.config import RunConfig
+from thinwire.bits.sparse import Sparse
+from thinwire.config.sections import RunConfig
 from thinwire.replicas.exchange import METHODS, read_exchange
 from thinwire.replicas.peers import Peers
-from thinwire.replicas.sparse import Sparse
 from thinwire.replicas.threshold import Memory, Threshold, ThresholdOptions, choose
 
 SHAPES = {"wide": (24, 32), "narrow": (160, 2), "small": (5, 5), "vector": (300,)}

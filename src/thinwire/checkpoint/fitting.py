@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from thinwire.model.stages import Stage
-from thinwire.optimizer import StageOptimizer
+from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import StageOptimizer
 
 ENDS = ("entries.", "exits.")
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, shape_of, tensors_path, whole
-from thinwire.files import matching
 from thinwire.model.cut import StagePlan
+from thinwire.util.files import matching
 
 STEP_NAME = re.compile(r"step-(\d{6,})((?:-\d+-[0-9a-f]{8})?)")
 PART_NAME = re.compile(r"stage-(\d+)\.json")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.checkpoint.fields import check_fields, is_flat
-from thinwire.config import RunConfig
-from thinwire.configfile import ADJUSTABLE, RESHAPING, shared_settings
-from thinwire.files import read_small
+from thinwire.config.sections import RunConfig
+from thinwire.config.toml import ADJUSTABLE, RESHAPING, shared_settings
 from thinwire.model.cut import StagePlan, cut_layers
-from thinwire.shown import shown
+from thinwire.util.files import read_small
+from thinwire.util.shown import shown
 
 FORMAT = 2
 OLD_FORMAT = 1

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from thinwire.checkpoint.layout import Position, folder_of
 from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
-from thinwire.disk import shortage
-from thinwire.model.stages import Stage
-from thinwire.optimizer import StageOptimizer
+from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.util.disk import shortage
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch import Tensor
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.checkpoint.layout import Position, age, folder_of, parts_of, step_of, steps
 from thinwire.checkpoint.manifest import FORMAT, encode, manifest_path, tensors_path, whole
-from thinwire.files import matching, write_atomic
-from thinwire.hf.shards import Piece, write_file
-from thinwire.model.stages import Stage
-from thinwire.optimizer import StageOptimizer
+from thinwire.checkpoint.safetensors import Piece, write_file
+from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.util.files import matching, write_atomic
 
 KEEP = 2
 """Checkpoints that stay: the newest, and one before it should a disk damage that one."""

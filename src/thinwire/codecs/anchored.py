@@ -25,13 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.codecs.base import Codec, Context, Options, TensorSpec, check_width
+from thinwire.bits.raw import TensorSpec
+from thinwire.codecs.base import Codec, Options, check_width
 from thinwire.codecs.projector import Channels, Frozen, Learned
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 from thinwire.model.initial import EMBEDDING, EMBEDDING_STD, draw
-from thinwire.noise import key, mix
-from thinwire.subspace.basis import random_basis
+from thinwire.model.subspace.basis import random_basis
+from thinwire.util.noise import key, mix
 
 
 @dataclass(frozen=True, kw_only=True)

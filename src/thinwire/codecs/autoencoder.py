@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import Codec, Context, LossyOptions, TensorSpec, check_width
-from thinwire.config import ModelConfig
+from thinwire.bits.raw import TensorSpec
+from thinwire.codecs.base import Codec, LossyOptions, check_width
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 
 
 @dataclass(frozen=True, kw_only=True)

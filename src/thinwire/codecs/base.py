@@ -7,19 +7,18 @@ No sockets and no distributed code here.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.config import Dtype, ModelConfig
+from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.config.sections import Dtype, ModelConfig
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 from thinwire.model.stream import Stream
 
-Direction = Literal["forward", "backward"]
-Buffer = bytes | bytearray | memoryview
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
@@ -53,43 +52,6 @@ class LossyOptions(Options):
 
 
 @dataclass(frozen=True)
-class Context:
-    """What an end may know about the microbatch it works on."""
-
-    step: int
-    samples_B: Tensor
-    """Global sample index of each row."""
-    training: bool = True
-    before_BT: Tensor | None = None
-    """Ids that came before these, when text is written token by token."""
-    kept: dict[str, Tensor] = field(default_factory=dict, compare=False)
-    """What a stage's entry keeps for its exit; on the first stage `embedded`, the tokens' embeddings."""
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One payload tensor: its form in the graph and its most bytes on the wire, per direction."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    forward_bytes: int
-    backward_bytes: int
-    exact: bool = True
-    """Whether it always takes that many bytes, or any number up to them."""
-    usual: float = 1.0
-    """Share of those bytes that it usually takes: what a schedule reckons with."""
-
-    @classmethod
-    def raw(cls, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
-        """Describe a tensor that travels as it lies in memory, its gradient likewise."""
-        size = math.prod(shape) * dtype.itemsize
-        return cls(tuple(shape), dtype, size, size)
-
-    def size(self, direction: Direction) -> int:
-        return self.forward_bytes if direction == "forward" else self.backward_bytes
-
-
-@dataclass(frozen=True)
 class WireSpec:
     """Everything a codec puts on the wire for one microbatch at one boundary."""
 
@@ -120,31 +82,6 @@ class CastEntry(nn.Module):
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
         return payload[0].to(self.compute)
-
-
-@runtime_checkable
-class Measuring(Protocol):
-    """An end, or a part of one, that measures something worth a line in the metrics."""
-
-    def figures(self) -> dict[str, float]:
-        """Return the figures of the step."""
-        ...
-
-
-class Shared(nn.Module):
-    """A parameter that both sides of a boundary use: a submodule of the exit, which owns it, and of the entry, which holds a copy.
-
-    At the steps for which the codec's `shares_after` is true the copy's gradient goes upstream, the owner updates with the sum, and its
-    new value comes back: so both sides hold the same bits on any hardware. It takes no part in clipping by the global norm.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight.clone())
-
-    def update(self, gradient: Tensor, rate_factor: float) -> None:
-        """Move the owner's weight, with the rate at this share of its peak; state belongs into persistent buffers."""
-        raise NotImplementedError
 
 
 class Codec:
@@ -266,16 +203,3 @@ def attach(tensor: Tensor, source: Tensor) -> Tensor:
 def absorb(result: Tensor, *unused: Tensor) -> Tensor:
     """Return `result` and give the payload tensors that did not shape it a gradient of zeros, for the same reason."""
     return _Absorb.apply(result, *unused)
-
-
-def raw_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor's memory as little-endian bytes."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-
-
-def from_raw_bytes(data: Buffer, spec: TensorSpec) -> Tensor:
-    """Make a tensor of the given form from its memory."""
-    expected = math.prod(spec.shape) * spec.dtype.itemsize
-    if len(data) != expected:
-        raise ValueError(f"payload of {len(data)} bytes where {expected} were declared for shape {spec.shape} {spec.dtype}")
-    return torch.frombuffer(bytearray(data), dtype=spec.dtype).view(spec.shape)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.codecs.base import CastExit, Codec, Context, Options, check_width
-from thinwire.config import ModelConfig
+from thinwire.codecs.base import CastExit, Codec, Options, check_width
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from thinwire.codecs.base import Buffer, Codec, Context, Direction, TensorSpec
+from thinwire.bits.raw import Buffer, Direction, TensorSpec
+from thinwire.codecs.base import Codec
 from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
 from thinwire.model.stream import Stream
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import Codec, Context, LossyOptions
+from thinwire.codecs.base import Codec, LossyOptions
 from thinwire.model.cut import StagePlan
-from thinwire.noise import key, uniform
+from thinwire.model.ends import Context
+from thinwire.util.noise import key, uniform
 
 
 @dataclass(frozen=True, kw_only=True)

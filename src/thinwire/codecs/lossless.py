@@ -7,21 +7,20 @@ bytes up to the plain ones and one more.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import Buffer, Codec, Direction, LossyOptions, TensorSpec
+from thinwire.bits.planes import deflate, inflate, join_planes, split_planes
+from thinwire.bits.raw import Buffer, Direction, TensorSpec
+from thinwire.codecs.base import Codec, LossyOptions
 from thinwire.codecs.dense import Dense
 from thinwire.codecs.quantize import CODES, Quantize
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 
 PLAIN, DEFLATED = 0, 1
-MOST_MEMORY = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,38 +77,3 @@ class Lossless(Codec):
 
     def error_bound(self, source: Tensor) -> Tensor | None:
         return self.inner.error_bound(source)
-
-
-def split_planes(data: bytes, period: int) -> bytes:
-    """Sort bytes by their place within a period."""
-    return b"".join(data[place::period] for place in range(period))
-
-
-def join_planes(planes: Buffer, period: int) -> bytes:
-    """Undo `split_planes`."""
-    source, start = np.frombuffer(planes, dtype=np.uint8), 0
-    joined = np.empty_like(source)
-    for place in range(period):
-        part = joined[place::period]
-        part[:] = source[start : start + len(part)]
-        start += len(part)
-    return joined.tobytes()
-
-
-def deflate(data: bytes, level: int) -> bytes:
-    """Return a zlib stream of the data."""
-    strategy = zlib.Z_DEFAULT_STRATEGY if level else zlib.Z_HUFFMAN_ONLY
-    compressor = zlib.compressobj(level or zlib.Z_BEST_SPEED, zlib.DEFLATED, zlib.MAX_WBITS, MOST_MEMORY, strategy)
-    return compressor.compress(data) + compressor.flush()
-
-
-def inflate(data: Buffer, size: int) -> bytes:
-    """Return the `size` bytes of a zlib stream, never making more than one beyond them."""
-    decompressor = zlib.decompressobj()
-    try:
-        plain = decompressor.decompress(data, size + 1)
-    except zlib.error as error:
-        raise ValueError(f"payload of {len(data)} damaged bytes where {size} deflated ones were declared: {error}") from None
-    if not decompressor.eof or decompressor.unused_data:
-        raise ValueError(f"payload of {len(data)} bytes where a whole zlib stream of {size} bytes and nothing behind it was declared")
-    return plain

@@ -19,11 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import DTYPES, Buffer, Codec, Context, Direction, LossyOptions, TensorSpec, absorb, attach, from_raw_bytes
-from thinwire.config import ModelConfig
+from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes
+from thinwire.codecs.base import DTYPES, Codec, LossyOptions, absorb, attach
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
-from thinwire.noise import key
-from thinwire.subspace.basis import random_basis
+from thinwire.model.ends import Context
+from thinwire.model.subspace.basis import random_basis
+from thinwire.util.noise import key
 
 FACTOR, BASIS = 0, 1
 

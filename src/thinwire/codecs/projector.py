@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.codecs.base import Shared
-from thinwire.subspace.basis import orthonormalise
+from thinwire.model.ends import Shared
+from thinwire.model.subspace.basis import orthonormalise
 
 
 class Channels(nn.Module):

@@ -13,21 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import (
-    Buffer,
-    Codec,
-    CodecOptions,
-    Context,
-    Direction,
-    LossyOptions,
-    TensorSpec,
-    from_raw_bytes,
-    raw_bytes,
-)
-from thinwire.codecs.grid import FORMAT, WIDTHS, make_grid, pack_codes, packed_size, unpack_codes
-from thinwire.config import ModelConfig
+from thinwire.bits.codes import pack_codes, packed_size, unpack_codes
+from thinwire.bits.grid import FORMAT, WIDTHS, make_grid
+from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.codecs.base import Codec, CodecOptions, LossyOptions
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
-from thinwire.noise import ROUNDING, sample_keys, uniform
+from thinwire.model.ends import Context
+from thinwire.util.noise import ROUNDING, sample_keys, uniform
 
 CODES, SCALES = 0, 1
 

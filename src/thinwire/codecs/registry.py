@@ -7,14 +7,14 @@ from importlib import import_module
 
 import torch
 
-from thinwire.catalog import CODECS as BUILT_IN
-from thinwire.catalog import codec_names as names
-from thinwire.catalog import third_party_codecs
 from thinwire.codecs.base import Codec, LossyOptions, Options
 from thinwire.codecs.chain import Chain
-from thinwire.codecs.partly import Partly
+from thinwire.codecs.gated import Partly
 from thinwire.codecs.quantize import Quantize, QuantizeOptions
-from thinwire.config import ModelConfig
+from thinwire.config.catalog import CODECS as BUILT_IN
+from thinwire.config.catalog import codec_names as names
+from thinwire.config.catalog import third_party_codecs
+from thinwire.config.sections import ModelConfig
 
 
 def find(name: str) -> type[Codec]:

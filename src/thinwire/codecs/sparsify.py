@@ -15,12 +15,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import Buffer, Codec, Context, Direction, LossyOptions, TensorSpec, attach
-from thinwire.codecs.grid import FORMAT, pack_codes, packed_size, unpack_codes
-from thinwire.codecs.mask import MaskEntry, fill, no_gradient, pack_positions, position_bytes, unpack_positions
-from thinwire.config import ModelConfig
+from thinwire.bits.codes import pack_codes, packed_size, unpack_codes
+from thinwire.bits.grid import FORMAT
+from thinwire.bits.mask import fill, no_gradient, pack_positions, position_bytes, unpack_positions
+from thinwire.bits.raw import Buffer, Direction, TensorSpec
+from thinwire.codecs.base import Codec, LossyOptions, attach
+from thinwire.codecs.masked import MaskEntry
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
-from thinwire.noise import sample_keys, uniform
+from thinwire.model.ends import Context
+from thinwire.util.noise import sample_keys, uniform
 
 VALUES, MASK = 0, 1
 POSITIONS = int.from_bytes(b"positions")  # what a key is for, out of reach of the purposes that `noise` counts

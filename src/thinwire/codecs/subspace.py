@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, Options, check_width
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.stream import Stream
-from thinwire.subspace.basis import random_basis
-from thinwire.subspace.drift import propose
-from thinwire.subspace.fixed import FixedFeatures
-from thinwire.subspace.layers import SubspaceStream
+from thinwire.model.subspace.basis import random_basis
+from thinwire.model.subspace.drift import propose
+from thinwire.model.subspace.fixed import FixedFeatures
+from thinwire.model.subspace.stream import SubspaceStream
 
 
 @dataclass(frozen=True, kw_only=True)

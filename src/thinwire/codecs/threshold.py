@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.codecs.base import Buffer, Codec, Context, Direction, LossyOptions, TensorSpec, attach, from_raw_bytes, raw_bytes
-from thinwire.codecs.grid import FORMAT, pack_codes, packed_size, unpack_codes
-from thinwire.codecs.mask import MaskEntry, no_gradient, pack_positions, position_bytes, unpack_positions
+from thinwire.bits.codes import packed_size
+from thinwire.bits.grid import FORMAT
+from thinwire.bits.mask import BITMAP, no_gradient, pack_mask, unpack_mask
+from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.codecs.base import Codec, LossyOptions, attach
+from thinwire.codecs.masked import MaskEntry
 from thinwire.codecs.sparsify import MASK, VALUES, check_density, kept_count
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
-
-BITMAP, AS_POSITIONS = b"\0", b"\1"
-"""The first byte of a mask says how it is written."""
+from thinwire.model.ends import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,30 +171,3 @@ def unpack_front(data: Buffer, spec: TensorSpec) -> Tensor:
     if len(data) > most or len(data) % spec.dtype.itemsize:
         raise ValueError(f"payload of {len(data)} bytes where up to {most} were declared for values of {spec.dtype.itemsize} bytes")
     return from_raw_bytes(bytes(data).ljust(most, b"\0"), spec)
-
-
-def pack_mask(mask: Tensor) -> bytes:
-    """Store a mask in its shorter form behind a byte that tells which it is; positions stand behind the number that each token has."""
-    rows = mask.reshape(-1, mask.shape[-1])
-    kept_R, count = rows.count_nonzero(1), rows.shape[1]
-    if number_bytes(len(rows), count) + position_bytes(int(kept_R.sum()), count) < packed_size(rows.numel(), 1):
-        return AS_POSITIONS + pack_codes(kept_R, count.bit_length()) + pack_positions(rows)
-    return BITMAP + pack_codes(mask, 1)
-
-
-def unpack_mask(data: Buffer, spec: TensorSpec) -> Tensor:
-    """Take a mask out of its bytes."""
-    tag, body = bytes(data[:1]), data[1:]
-    if tag == BITMAP:
-        return unpack_codes(body, 1, spec)
-    if tag != AS_POSITIONS:
-        raise ValueError(f"payload of {len(data)} bytes where a mask that begins with {BITMAP!r} or {AS_POSITIONS!r} was declared")
-    rows, count = math.prod(spec.shape[:-1]), spec.shape[-1]
-    numbers = number_bytes(rows, count)
-    kept_R = unpack_codes(body[:numbers], count.bit_length(), TensorSpec((rows,), torch.int64, numbers, 0))
-    return unpack_positions(body[numbers:], kept_R, count).view(spec.shape)
-
-
-def number_bytes(rows: int, count: int) -> int:
-    """Return the bytes that say how many of its `count` values each row keeps."""
-    return packed_size(rows, count.bit_length())

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from tokenizers import Tokenizer
 
-from thinwire.files import atomic_file
+from thinwire.util.files import atomic_file
 
 FORMAT = "1"
 """Raised when the same inputs are to give other tokens."""

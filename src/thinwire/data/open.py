@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from thinwire.config import DataConfig, ModelConfig
+from thinwire.config.sections import DataConfig, ModelConfig
 from thinwire.data.batches import Batches, Windows
 from thinwire.data.cache import TokenFile, cache_key, cached_tokenizer, cached_tokens, open_folder
 from thinwire.data.hub import HubSource, open_hub

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from thinwire.data.stream import Piece, clip
-from thinwire.files import atomic_file
+from thinwire.util.files import atomic_file
 
 MAGIC = 20240520
 VERSION = 1

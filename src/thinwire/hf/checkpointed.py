@@ -10,12 +10,12 @@ import torch
 
 from thinwire import checkpoint
 from thinwire.checkpoint.fitting import form
+from thinwire.checkpoint.safetensors import Stored, list_tensors
 from thinwire.codecs.base import DTYPES
-from thinwire.config import RunConfig
-from thinwire.configfile import CONFIG_FILE
-from thinwire.hf.shards import Stored, list_tensors
-from thinwire.model.stages import Stage
-from thinwire.saved import newest_whole, read_settings
+from thinwire.config.sections import RunConfig
+from thinwire.config.toml import CONFIG_FILE
+from thinwire.model.stage import Stage
+from thinwire.run.saved import newest_whole, read_settings
 
 OPTIMIZER = "optimizer/"
 

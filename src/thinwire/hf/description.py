@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 
 CONFIG_JSON = "config.json"
 CONTENTS = "thinwire.json"

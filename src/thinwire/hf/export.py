@@ -14,7 +14,8 @@ import torch
 import tyro
 
 from thinwire import __version__, checkpoint
-from thinwire.configfile import CONFIG_FILE
+from thinwire.checkpoint.safetensors import parse_size, write_file, write_shards
+from thinwire.config.toml import CONFIG_FILE
 from thinwire.hf.card import write_card
 from thinwire.hf.checkpointed import Checkpointed, open_checkpoint
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, to_json
@@ -22,9 +23,8 @@ from thinwire.hf.folders import new_folder, refuse_existing
 from thinwire.hf.links import copy_file
 from thinwire.hf.measure import measure_run
 from thinwire.hf.plain import pieces, why_no_llama
-from thinwire.hf.shards import parse_size, write_file, write_shards
 from thinwire.hf.tokenizer import kept_description, kept_dtype, write_json, write_tokenizer
-from thinwire.saved import TOKENIZER_FILE, is_tokenizer_elsewhere
+from thinwire.run.saved import TOKENIZER_FILE, is_tokenizer_elsewhere
 
 FORMAT = 1
 

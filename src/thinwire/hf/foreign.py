@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from thinwire.checkpoint import file_sha256
-from thinwire.config import ModelConfig
-from thinwire.configfile import CONFIG_FILE
+from thinwire.checkpoint.safetensors import CHUNK_BYTES, Stored, list_tensors
+from thinwire.config.sections import ModelConfig
+from thinwire.config.toml import CONFIG_FILE
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, from_json, read_json
 from thinwire.hf.links import has_file
 from thinwire.hf.names import Entry, layout
-from thinwire.hf.shards import CHUNK_BYTES, Stored, list_tensors
 from thinwire.hf.tokenizer import KEPT
-from thinwire.model.stages import Stage
+from thinwire.model.stage import Stage
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
-from thinwire.config import ModelConfig, RunConfig
-from thinwire.configfile import CONFIG_FILE, load, to_toml
+from thinwire.config.sections import ModelConfig, RunConfig
+from thinwire.config.toml import CONFIG_FILE, load, to_toml
 from thinwire.data.open import open_data
-from thinwire.evaluate import validation_batch
 from thinwire.hf.checkpointed import open_checkpoint
 from thinwire.hf.description import CONFIG_JSON, read_json, untaken
 from thinwire.hf.folders import new_folder, refuse_existing
@@ -31,15 +30,16 @@ from thinwire.hf.measure import measure
 from thinwire.hf.plain import lean_codec, plans_of, why_no_llama
 from thinwire.hf.project import Projection
 from thinwire.hf.tokenizer import keep
-from thinwire.limits import check
 from thinwire.model.cut import constrained_layers
-from thinwire.model.stages import Stage, build_stage
-from thinwire.optimizer import StageOptimizer
-from thinwire.pipeline import staged
-from thinwire.pipeline.pipeline import build_codec
-from thinwire.saved import TOKENIZER_FILE
-from thinwire.settings import DEFAULT_CONFIG, chosen_codec, parse, resolve, scan
-from thinwire.subspace.layers import SubspaceStream
+from thinwire.model.stage import Stage, build_stage
+from thinwire.model.subspace.stream import SubspaceStream
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline import by_stage as staged
+from thinwire.pipeline.inprocess import build_codec
+from thinwire.run.check import check
+from thinwire.run.evaluate import validation_batch
+from thinwire.run.saved import TOKENIZER_FILE
+from thinwire.run.settings import DEFAULT_CONFIG, chosen_codec, parse, resolve, scan
 
 OURS_TO_CHOOSE = ("context", "free_layers", "dropout", "output_dropout")
 """Settings of [model] that change no weight, so that they need not be the folder's."""

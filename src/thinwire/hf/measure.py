@@ -8,11 +8,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from thinwire.config import RunConfig
+from thinwire.config.sections import RunConfig
 from thinwire.data.open import open_data
-from thinwire.evaluate import validation_batch
-from thinwire.pipeline import staged
-from thinwire.saved import TOKENIZER_FILE, refuse_other_tokenizer
+from thinwire.pipeline import by_stage as staged
+from thinwire.run.evaluate import validation_batch
+from thinwire.run.saved import TOKENIZER_FILE, refuse_other_tokenizer
 
 
 @dataclass(frozen=True)

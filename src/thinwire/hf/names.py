@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
 OF_A_LAYER = {

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from thinwire.checkpoint.fitting import form
+from thinwire.checkpoint.safetensors import Piece, Stored
 from thinwire.codecs.base import Codec
-from thinwire.config import RunConfig
+from thinwire.config.sections import RunConfig
 from thinwire.hf.checkpointed import Checkpointed
 from thinwire.hf.names import Entry, layout
-from thinwire.hf.shards import Piece, Stored
 from thinwire.model.cut import StagePlan, constrained_layers, cut_layers
 from thinwire.model.stream import Stream
-from thinwire.pipeline.pipeline import build_codec
-from thinwire.subspace.layers import SubspaceStream
+from thinwire.model.subspace.stream import SubspaceStream
+from thinwire.pipeline.inprocess import build_codec
 
 
 def plans_of(config: RunConfig) -> list[StagePlan]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thinwire.checkpoint.safetensors import Stored
 from thinwire.hf.foreign import Foreign, row_blocks
 from thinwire.hf.names import EMBEDDING, Entry, layout
-from thinwire.hf.shards import Stored
-from thinwire.model.stages import Stage
-from thinwire.subspace.fixed import FixedFeatures
-from thinwire.subspace.layers import SubspaceStream
+from thinwire.model.stage import Stage
+from thinwire.model.subspace.fixed import FixedFeatures
+from thinwire.model.subspace.stream import SubspaceStream
 
 
 class Projection:

@@ -11,7 +11,7 @@ import torch
 from thinwire.data.tokenize import end_token, load_tokenizer
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, TOKENS, read_json
 from thinwire.hf.links import copy_file, has_file
-from thinwire.saved import TOKENIZER_FILE
+from thinwire.run.saved import TOKENIZER_FILE
 
 KEPT_FOLDER = "imported"
 """Folder in a run that was imported: the small files that came with the model and go out again with it."""

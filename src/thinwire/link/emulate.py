@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections import deque
 
+from thinwire.config.profiles import LinkProfile
 from thinwire.link.pace import TokenBucket
-from thinwire.link.profile import LinkProfile
 
 LOOKAHEAD_SECONDS = 0.005
 """Work is taken this much before the line is free, so that a late wake-up leaves no gap; a more urgent frame waits as much longer."""

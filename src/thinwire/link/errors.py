@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from thinwire.shown import shown
+from thinwire.util.shown import shown
 
 
 class LinkError(ConnectionError):

@@ -13,7 +13,7 @@ from thinwire.link.frame import EPOCHS, VERSION, Channel
 from thinwire.link.message import ANY, TEXT, decode_message, fields, plain, rule, table_of, whole
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place
-from thinwire.shown import shown
+from thinwire.util.shown import shown
 
 MAX_NAMED = 5
 """Differences named in one message."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypedDict, Unpack
 
+from thinwire.config.profiles import OPEN, LinkProfile
 from thinwire.link.connection import Connection
 from thinwire.link.contract import Contract
 from thinwire.link.dial import Dialer
@@ -21,7 +22,6 @@ from thinwire.link.hello import Terms
 from thinwire.link.listener import Listener
 from thinwire.link.loop import Loop
 from thinwire.link.options import LinkOptions
-from thinwire.link.profile import OPEN, LinkProfile
 from thinwire.link.roster import Worker
 from thinwire.link.tls import Identity
 

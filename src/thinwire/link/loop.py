@@ -33,7 +33,7 @@ from thinwire.link.outbox import Outbox
 from thinwire.link.problem import NOT_CONNECTED, Problem, given_up
 from thinwire.link.reception import Reception
 from thinwire.link.roster import Place
-from thinwire.shown import shown
+from thinwire.util.shown import shown
 
 LOG = logging.getLogger("thinwire.link")
 SMALL_BATCH = 16 * 2**10

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.link.errors import ProtocolError
-from thinwire.shown import shown
+from thinwire.util.shown import shown
 
 DEEPEST = 16
 """Most levels of a message."""

@@ -20,7 +20,7 @@ from thinwire.link.greeting import Greeting
 from thinwire.link.hello import Hello, PeerBehind, PeerReplaced, decode_hello, judge, make_hello
 from thinwire.link.options import MAX_REASON_LETTERS
 from thinwire.link.problem import Problem
-from thinwire.shown import shown
+from thinwire.util.shown import shown
 
 if TYPE_CHECKING:
     from thinwire.link.loop import Loop

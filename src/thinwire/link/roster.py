@@ -1,6 +1,6 @@
 """The roster: which worker has which place, where it listens, and its certificate; and who stands by for a lost one.
 
-A TOML file that people exchange. Which places standbys have taken since is not in it (`places.py`).
+A TOML file that people exchange. Which places standbys have taken since is not in it (`cluster/places.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.files import atomic_file, read_small
 from thinwire.link.tls import certificate_of, written_anew
-from thinwire.shown import shown
+from thinwire.util.files import atomic_file, read_small
+from thinwire.util.shown import shown
 
 STANDBYS = 2**20
 """The number of the replica in which standbys stand, one behind the other; real replicas have smaller ones."""

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from thinwire.files import atomic_file, read_small
-from thinwire.shown import shown
+from thinwire.util.files import atomic_file, read_small
+from thinwire.util.shown import shown
 
 KEY_FILE = "key.pem"
 CERTIFICATE_FILE = "certificate.pem"

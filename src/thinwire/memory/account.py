@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, WireSpec
-from thinwire.config import RunConfig
-from thinwire.model.stages import Stage
-from thinwire.optimizer import StageOptimizer
+from thinwire.config.sections import RunConfig
+from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import StageOptimizer
 
 IDS_BYTES = 4
 """Bytes of an id as torch's engine holds it."""

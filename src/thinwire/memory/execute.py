@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from thinwire.memory.courier import Courier
-from thinwire.memory.parcel import Parcel, address
-from thinwire.model.stages import PLAIN, Runner, Stage
+from thinwire.memory.offload import Courier
+from thinwire.memory.saved_tensors import Parcel, address
+from thinwire.model.stage import PLAIN, Runner, Stage
 
 
 class Microbatch:

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.codecs.base import Codec
-from thinwire.config import RunConfig
+from thinwire.config.sections import RunConfig
 from thinwire.memory.account import tensor_bytes, wire_of
 from thinwire.memory.allocator import return_freed_memory
 from thinwire.memory.blocks import Block, Choice, Plan, Profile
-from thinwire.memory.courier import Courier, slow_bytes
 from thinwire.memory.execute import Executor, block_names
+from thinwire.memory.offload import Courier, slow_bytes
+from thinwire.memory.optimizer_offload import Shelf, shelf_bytes, worth_moving
 from thinwire.memory.plan import make_plan
 from thinwire.memory.profile import measure_stage, slow_folder
-from thinwire.memory.shelf import Shelf, shelf_bytes, worth_moving
-from thinwire.memory.sizes import read_size
 from thinwire.memory.space import base_bytes
 from thinwire.memory.tier import lies_in_memory, measure_tier, open_tier
-from thinwire.model.stages import Stage
-from thinwire.optimizer import StageOptimizer
+from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.util.sizes import read_size
 
 
 class StageMemory:

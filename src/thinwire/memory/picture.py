@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 from typing import Any
 
-from thinwire.files import write_atomic
 from thinwire.memory.blocks import Plan, Profile
 from thinwire.memory.simulate import Timeline
-from thinwire.memory.sizes import UNITS, write_size
 from thinwire.memory.space import base_bytes
+from thinwire.util.files import write_atomic
+from thinwire.util.sizes import UNITS, write_size
 
 COLOURS = {"forward": "#7fc97f", "backward": "#6baed6", "recompute": "#fdae6b", "out": "#bcbddc", "in": "#9e9ac8"}
 LANES = {"forward": 2, "backward": 2, "recompute": 2, "out": 1, "in": 0}

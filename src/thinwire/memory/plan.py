@@ -11,8 +11,8 @@ from dataclasses import replace
 from thinwire.memory.blocks import Choice, Choices, Plan, Profile, alike
 from thinwire.memory.search import Search, rank
 from thinwire.memory.simulate import duration, simulate
-from thinwire.memory.sizes import write_size
 from thinwire.memory.space import base_bytes, floor_bytes
+from thinwire.util.sizes import write_size
 
 STRATEGIES = ("keep all", "offload all", "recompute all", "capacity only", "hybrid")
 

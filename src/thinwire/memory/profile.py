@@ -18,20 +18,20 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec
-from thinwire.config import RunConfig
+from thinwire.config.sections import RunConfig
 from thinwire.memory.account import always_there, wire_of
 from thinwire.memory.allocator import return_freed_memory
 from thinwire.memory.blocks import Block, Profile, Tier
 from thinwire.memory.execute import block_names, held, lasting
 from thinwire.memory.live import Live
-from thinwire.memory.parcel import Parcel, address
-from thinwire.memory.shelf import worth_moving
+from thinwire.memory.optimizer_offload import worth_moving
+from thinwire.memory.saved_tensors import Parcel, address
 from thinwire.memory.tier import CHUNK, measure_tier
 from thinwire.memory.update import between_steps
 from thinwire.model.cut import cut_layers
-from thinwire.model.stages import Runner, Stage, build_stage
-from thinwire.optimizer import StageOptimizer
-from thinwire.pipeline.stage import EngineModule, example_inputs
+from thinwire.model.stage import Runner, Stage, build_stage
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.static_stage import EngineModule, example_inputs
 
 RUNS = 3
 """Timed runs of each block, of which the middle one counts."""
@@ -113,7 +113,7 @@ class Observer(Runner):
 def profile_stage(config: RunConfig, index: int, device: torch.device, folder: Path = Path(".")) -> Profile:
     """Build a stage and measure it; `folder` is where it would offload to if the config names none."""
     return_freed_memory()  # as a run with a budget does
-    from thinwire.pipeline.pipeline import build_codec  # not at the top: the pipeline asks this module too
+    from thinwire.pipeline.inprocess import build_codec  # not at the top: the pipeline asks this module too
 
     if config.train.threads:
         torch.set_num_threads(config.train.threads)

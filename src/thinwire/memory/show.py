@@ -11,8 +11,8 @@ from rich.text import Text
 from thinwire.memory.blocks import CHOICES, Plan, Profile
 from thinwire.memory.plan import minimum, strategy_minimum
 from thinwire.memory.simulate import Timeline, simulate
-from thinwire.memory.sizes import write_size
 from thinwire.memory.space import base_bytes
+from thinwire.util.sizes import write_size
 
 STYLES = {"keep": "green", "recompute": "yellow", "offload": "blue"}
 LETTERS = {"forward": ("F", "green"), "backward": ("B", "cyan"), "recompute": ("R", "yellow"), "out": ("o", "blue"), "in": ("i", "magenta")}

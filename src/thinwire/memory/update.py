@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from thinwire.config import TrainConfig
+from thinwire.config.sections import TrainConfig
 from thinwire.memory.live import Live
-from thinwire.memory.shelf import worth_moving
+from thinwire.memory.optimizer_offload import worth_moving
 from thinwire.memory.tier import CHUNK
-from thinwire.model.stages import Stage
-from thinwire.optimizer import StageOptimizer
+from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import StageOptimizer
 
 
 def between_steps(stage: Stage, train: TrainConfig, kinds: Mapping[str, int]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.config import ModelConfig
+from thinwire.config.sections import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How blocks see the residual stream: plainly here, through a subspace in `subspace/layers.py`."""
+"""How blocks see the residual stream: plainly here, through a subspace in `model/subspace/stream.py`."""
 
 from __future__ import annotations
 

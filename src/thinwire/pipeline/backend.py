@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Direction, TensorSpec
+from thinwire.bits.raw import Direction, TensorSpec
+from thinwire.codecs.base import Codec
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.frame import Channel, Dtype, Frame, Header, Kind
 from thinwire.link.link import Link

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Buffer, Codec, Direction, TensorSpec, WireSpec, from_raw_bytes, raw_bytes
+from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.codecs.base import Codec, WireSpec
 from thinwire.pipeline.meter import Meter
 
 

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Context, TensorSpec
-from thinwire.config import Dtype
+from thinwire.bits.raw import TensorSpec
+from thinwire.codecs.base import Codec
+from thinwire.config.sections import Dtype
 from thinwire.link.contract import Contract, Flow, Phase
 from thinwire.link.frame import Kind
 from thinwire.link.link import Link
-from thinwire.model.llama import Memory
-from thinwire.model.stages import Stage
+from thinwire.model.ends import Context
+from thinwire.model.llama.block import Memory
+from thinwire.model.stage import Stage
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port, form
 from thinwire.pipeline.boundary import Slot, ids_spec
 from thinwire.pipeline.meter import Meter

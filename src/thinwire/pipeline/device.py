@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from thinwire.config import Device
+from thinwire.config.sections import Device
 
 
 def choose_device(wanted: Device) -> torch.device:

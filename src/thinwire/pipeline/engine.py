@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from thinwire.codecs.base import Codec
-from thinwire.config import Dtype
-from thinwire.model.stages import Stage
+from thinwire.config.sections import Dtype
+from thinwire.model.stage import Stage
 from thinwire.pipeline.schedule import ScheduleName, make_schedule
-from thinwire.pipeline.stage import IDS_DTYPE, EngineModule, example_inputs, static_stage
+from thinwire.pipeline.static_stage import IDS_DTYPE, EngineModule, example_inputs, static_stage
 
 
 class Engine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from thinwire.link.message import ANY, FLAG, TEXT, Form, fields, list_of, number, optional, rule, table_of, text_like, whole
-from thinwire.pipeline.copies import NAME
+from thinwire.pipeline.backups import NAME
 
 COUNT = number(0, 2.0**63)
 STEP = whole(-2, 2**32 - 1)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from thinwire.config import LinkConfig, RunConfig
-from thinwire.configfile import shared_settings
+from thinwire.config.profiles import find_profile
+from thinwire.config.sections import LinkConfig, RunConfig
+from thinwire.config.toml import shared_settings
 from thinwire.link.contract import Contract
 from thinwire.link.errors import RECOVERING, STOPPING, LinkError, Replaced, reason_of
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link, More
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
-from thinwire.link.profile import find_profile
 from thinwire.link.roster import Place, Roster, Worker
 from thinwire.link.tls import Identity
 from thinwire.replicas.graph import make_graph

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import TensorSpec, from_raw_bytes, raw_bytes
-from thinwire.config import ModelConfig, RunConfig
+from thinwire.bits.raw import TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.link.errors import ProtocolError
 from thinwire.link.link import Link
 from thinwire.link.message import ANY, FLAG, Form, optional, whole
@@ -18,16 +18,16 @@ from thinwire.link.probe import probe
 from thinwire.memory.blocks import Profile
 from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
 from thinwire.model.cut import cut_layers
-from thinwire.model.stages import Stage, build_stage
+from thinwire.model.stage import Stage, build_stage
 from thinwire.pipeline import forms
-from thinwire.pipeline.across import exchange_contract, join_control, join_peers
 from thinwire.pipeline.backend import boundary_contract, boundary_port, open_group
-from thinwire.pipeline.copies import Copies
+from thinwire.pipeline.backups import Copies
 from thinwire.pipeline.engine import Engine
+from thinwire.pipeline.inprocess import build_codec, gradient_of
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.neighbours import Links, Neighbours
 from thinwire.pipeline.outcome import Outcome, of_replica
-from thinwire.pipeline.pipeline import build_codec, gradient_of
+from thinwire.pipeline.replica_links import exchange_contract, join_control, join_peers
 from thinwire.pipeline.schedule import ScheduleName, check_bounded, depths, within
 from thinwire.replicas.allreduce import mean
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.config import RunConfig
+from thinwire.bits.packing import Packing, Raw, make_packing
+from thinwire.config.sections import RunConfig
 from thinwire.replicas.exchange import Exchange, Named, Options
-from thinwire.replicas.packing import Packing, Raw, make_packing
 from thinwire.replicas.peers import Peers
 
 

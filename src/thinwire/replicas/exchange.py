@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.catalog import EXCHANGES as METHODS
-from thinwire.config import RunConfig
-from thinwire.optimizer import StageOptimizer
+from thinwire.config.catalog import EXCHANGES as METHODS
+from thinwire.config.sections import RunConfig
+from thinwire.config.specs import split_spec
+from thinwire.model.subspace.drift import carry_over
+from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.peers import Peers
-from thinwire.specs import split_spec
-from thinwire.subspace.drift import carry_over
 
 Named = Mapping[str, Tensor]
 

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.bits.sparse import is_large
 from thinwire.codecs.sparsify import kept_count
-from thinwire.config import RunConfig
-from thinwire.noise import key, uniform
+from thinwire.config.sections import RunConfig
 from thinwire.replicas.allreduce import mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options
 from thinwire.replicas.peers import Peers
-from thinwire.replicas.sparse import gather_share, is_large, sparse_mean, two_shots_share
+from thinwire.replicas.sparse_mean import gather_share, sparse_mean, two_shots_share
+from thinwire.util.noise import key, uniform
 
 POLICIES = ("exponential", "geometric")
 LARGEST_FACTOR = 1e6

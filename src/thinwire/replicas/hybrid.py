@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.config import RunConfig
+from thinwire.bits.packing import Int8, Packing, Zfp
+from thinwire.config.sections import RunConfig
 from thinwire.replicas.allreduce import mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options
-from thinwire.replicas.packing import Int8, Packing, Zfp
 from thinwire.replicas.peers import Peers
 
 PRESETS = ("int8", "mzhybrid", "zhybrid", "naive")

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.config import ModelConfig, RunConfig
-from thinwire.noise import key
-from thinwire.optimizer import StageOptimizer
+from thinwire.bits.packing import Raw
+from thinwire.config.sections import ModelConfig, RunConfig
+from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options
-from thinwire.replicas.packing import Raw
+from thinwire.util.noise import key
 
 Cut = Mapping[int, Sequence[Tensor]]
 """For each axis of a tensor that is dealt out, the indices of every replica."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.config import RunConfig
-from thinwire.optimizer import StageOptimizer
+from thinwire.bits.packing import make_packing
+from thinwire.config.sections import RunConfig
+from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options, flat, refuse_warmup
-from thinwire.replicas.packing import make_packing
 
 ANCHOR, MOMENTUM = "anchor", "momentum"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 from thinwire.replicas.graph import Graph
@@ -125,14 +125,3 @@ class Peers:
             parts[replica] = data[start : start + size]
             start += size
         return parts
-
-
-def split_sizes(data: bytes, sizes: Sequence[int], peer: int) -> list[memoryview]:
-    """Cut a message into parts of known sizes; refuse one of another length."""
-    if len(data) != sum(sizes):
-        raise ValueError(f"replica {peer} sent {len(data)} bytes where {sum(sizes)} were expected; the replicas have lost step")
-    view, parts, start = memoryview(data), [], 0
-    for size in sizes:
-        parts.append(view[start : start + size])
-        start += size
-    return parts

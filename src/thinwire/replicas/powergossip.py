@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.config import RunConfig
+from thinwire.bits.packing import Raw
+from thinwire.config.sections import RunConfig
 from thinwire.model.initial import draw
-from thinwire.optimizer import StageOptimizer
+from thinwire.model.subspace.drift import carry_over
+from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options, flat
-from thinwire.replicas.packing import Raw
-from thinwire.subspace.drift import carry_over
 
 EPS = 1e-8
 """A direction at most this long is drawn anew."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from thinwire.config import RunConfig
-from thinwire.noise import key, uniform
+from thinwire.config.sections import RunConfig
+from thinwire.model.subspace.drift import carry_over
 from thinwire.replicas.allreduce import mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options, refuse_warmup
 from thinwire.replicas.hybrid import relative_norm
 from thinwire.replicas.peers import Peers
-from thinwire.subspace.drift import carry_over
+from thinwire.util.noise import key, uniform
 
 ROWS_VALUES = 2**17
 """Values that `product` works on at a time: few enough to stay in a cache."""

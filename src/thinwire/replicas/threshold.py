@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.bits.sparse import is_large
 from thinwire.codecs.sparsify import kept_count
-from thinwire.config import RunConfig
+from thinwire.config.sections import RunConfig
 from thinwire.replicas.allreduce import average, mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, Named, Options, refuse_warmup
 from thinwire.replicas.peers import Peers
-from thinwire.replicas.sparse import is_large, sparse_mean
+from thinwire.replicas.sparse_mean import sparse_mean
 
 RIPENING = 10
 """A threshold is kept for no more than a step per this many exchanges so far: while the residual still fills, an old one is wrong."""

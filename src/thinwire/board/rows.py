@@ -1,0 +1,72 @@
+"""Row files: one JSON file per finished measurement. A row that was made with other settings is refused, never mixed in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thinwire.config.sections import RunConfig
+from thinwire.config.toml import flatten
+from thinwire.util.files import write_atomic
+
+Row = dict[str, Any]
+FORMAT = 1
+"""Raised when a change of the code makes earlier rows worthless: another initialisation, another rule of a codec."""
+
+
+def read_row(path: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
+    """Read a row and refuse one of other settings; None where there is none."""
+    if not path.exists():
+        return None
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        settings, made = dict(row["settings"]), row["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a row of a comparison ({error}); delete it to make it again") from None
+    if made != FORMAT:
+        raise ValueError(f"{path} is of format {made}, this version makes {FORMAT}; remove that file to make it again")
+    refuse_difference(path, settings, config, "give --out another folder, or remove that file to make it again", ignored)
+    return row
+
+
+def settings_of(config: RunConfig) -> Row:
+    """List the settings that a row stands for: all but the place of the cache."""
+    return {word: value for word, value in flatten(config).items() if word != "data.cache"}
+
+
+def refuse_difference(
+    where: Path, made_with: Mapping[str, Any], config: RunConfig, remedy: str, ignored: frozenset[str] = frozenset()
+) -> None:
+    """Raise ValueError for the first setting that differs from those of a finished row or run."""
+    wanted = settings_of(config)
+    defaults = flatten(RunConfig(codec=type(config.codec)(name=config.codec.name)))
+    for word in wanted | dict(made_with):
+        # A setting that came with a later version and stands at its default is what that row had.
+        there = made_with[word] if word in made_with else defaults.get(word)
+        if word not in ignored and there != wanted.get(word):
+            raise ValueError(f"{where} was made with {word} = {there}, this comparison has {wanted.get(word)}; {remedy}")
+
+
+def write_row(path: Path, config: RunConfig, row: Row) -> Row:
+    """Put a row and the settings it was made with in place; return it as it will be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": FORMAT} | row | {"settings": settings_of(config)}, indent=1)
+    write_atomic(path, (text + "\n").encode())
+    return json.loads(text)
+
+
+def read_lines(path: Path) -> list[Row]:
+    """Read a metrics file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def metrics_of_workers(folder: Path, config: RunConfig) -> Path:
+    """Return the metrics file of the worker of the first stage, in replica 0."""
+    return folder / "metrics" / f"stage-{0 if config.pipeline.stages > 1 else 'all'}.jsonl"
+
+
+def curve_of(row: Row) -> dict[int, float]:
+    """Return a row's validation losses by step, in order."""
+    return {int(step): loss for step, loss in sorted(row["curve"].items(), key=lambda item: int(item[0]))}

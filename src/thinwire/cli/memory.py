@@ -1,0 +1,143 @@
+"""Say how a stage would fit into a memory budget, without training.
+
+    thinwire memory --config NAME --memory.budget 2GB [--stage N] [--picture FILE] [any word of `thinwire train`]
+
+Measures the stage on this machine, plans, and prints the plan, its cost and a time line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.config.profiles import find_profile
+from thinwire.config.sections import RunConfig
+from thinwire.config.toml import load
+from thinwire.memory.blocks import Plan, Profile
+from thinwire.memory.picture import check_picture, draw
+from thinwire.memory.simulate import Timeline
+from thinwire.memory.space import base_bytes
+from thinwire.run.check import check
+from thinwire.run.settings import DEFAULT_CONFIG, parse, resolve, scan
+from thinwire.util.sizes import read_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NOT_HERE = {"run": "nothing is written", "resume": "--config RUN/config.toml gives the settings of a run", "track": "nothing is trained"}
+"""Words of `thinwire train` that mean nothing here, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCommand:
+    """What `thinwire memory` was asked to do."""
+
+    config: RunConfig
+    stage: int
+    picture: Path | None
+
+
+def parse_memory(argv: list[str]) -> MemoryCommand:
+    """Read the words of `thinwire memory`: --stage, --picture, and the settings of `thinwire train`."""
+    own = argparse.ArgumentParser(
+        prog="thinwire memory",
+        allow_abbrev=False,
+        description="Say how a stage would fit into --memory.budget, without training. Any setting of `thinwire train` can follow.",
+    )
+    own.add_argument("--config", metavar="NAME", help=f"packaged config, or a file that ends in .toml (default: {DEFAULT_CONFIG})")
+    own.add_argument("--memory.budget", metavar="SIZE", help="most memory of the stage, such as 2GB or 1.5GiB (default: no limit)")
+    own.add_argument("--stage", type=int, default=0, help="which stage, from 0 (default: 0)")
+    own.add_argument("--picture", type=Path, metavar="FILE", help="draw the time line into a .png or .svg file")
+    mine, rest = own.parse_known_args(argv)
+    for word, why in NOT_HERE.items():
+        if word in scan(rest):
+            raise ValueError(f"--{word} is not for thinwire memory: {why}; leave it out")
+    if budget := getattr(mine, "memory.budget"):
+        rest += ["--memory.budget", budget]
+    config = parse(rest, scan(rest), load(mine.config or DEFAULT_CONFIG))
+    check(config)
+    if not 0 <= mine.stage < config.pipeline.stages:
+        raise ValueError(f"--stage is {mine.stage}, the stages are 0 to {config.pipeline.stages - 1}; choose one of them")
+    if config.memory.budget is not None and config.pipeline.mode == "workers":
+        from thinwire.pipeline.schedule import check_bounded  # not at the top: it imports torch
+
+        check_bounded(config.pipeline.schedule)
+    return MemoryCommand(config=resolve(config), stage=mine.stage, picture=mine.picture and check_picture(mine.picture))
+
+
+def wanted_depth(config: RunConfig, stage: int, profile: Profile) -> int:
+    """Return how many microbatches the pipeline would keep in flight on a stage if memory were no limit."""
+    from thinwire.codecs import registry  # not at the top: they import torch
+    from thinwire.pipeline.schedule import depths
+
+    stages, microbatches = config.pipeline.stages, config.pipeline.microbatches
+    if config.pipeline.mode == "inprocess":
+        return 1
+    if config.pipeline.schedule == "gpipe":
+        return microbatches
+    if config.pipeline.schedule == "1f1b":  # torch's interleaved schedule warms up twice as long as needed
+        return min(microbatches, 2 * (stages - 1 - stage) + 1)
+    line = find_profile(config.link.profile)
+    tokens = config.replica_batch // microbatches * config.model.context
+    bits = 8 * tokens * registry.build(config.codec, config.model).spec(1, config.model.context).bytes_per_token("forward")
+    sending = bits / (line.up_mbps * 1e6) if line.up_mbps else 0.0
+    compute = sum(block.forward_seconds + block.backward_seconds for block in profile.blocks)
+    return depths(stages, microbatches, line.delay_ms / 1000 + sending, max(compute, sending))[stage]
+
+
+def main(argv: list[str]) -> None:
+    """Run the `memory` verb."""
+    command = parse_memory(argv)
+    import torch  # not at the top: --help answers without it
+    from rich.console import Console
+
+    from thinwire.memory.profile import profile_stage
+    from thinwire.pipeline.device import choose_device
+
+    config = command.config
+    torch.set_num_threads(config.train.threads or torch.get_num_threads())
+    report(command, profile_stage(config, command.stage, choose_device(config.device)), Console())
+
+
+def report(command: MemoryCommand, profile: Profile, console: Console) -> None:
+    """Plan for a profile, print what came out, and draw it if a picture is wanted."""
+    from thinwire.memory.plan import compare, refusal
+    from thinwire.memory.show import short_line, show
+
+    depth = wanted_depth(command.config, command.stage, profile)
+    text = command.config.memory.budget
+    budget = whole_bytes(profile, depth) if text is None else read_size(text)
+    plans = compare(profile, budget, depth)
+    if (plan := plans["hybrid"]) is None:
+        raise ValueError(refusal(profile, budget))
+    heading = f"Stage {command.stage} of {command.config.pipeline.stages}, {profile.microbatches} microbatches a step; "
+    heading += "no budget: everything is kept" if text is None else f"budget {text}"
+    tier = profile.tier
+    heading += f"; slow memory takes {tier.out_bytes_per_second / 1e6:,.0f} and gives {tier.in_bytes_per_second / 1e6:,.0f} MB/s"
+    console.print(heading, highlight=False, markup=False)
+    if plan.optimizer_out:
+        console.print(
+            f"The optimizer state, {profile.optimizer_bytes / 1e6:,.1f} MB, lies in slow memory between updates.", highlight=False
+        )
+    show(profile, plans, budget, console)
+    if command.picture is not None:
+        profile = profile.under(plan)
+        said = picture(profile, plan, short_line(profile, plan, budget), budget, command.picture)
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+def whole_bytes(profile: Profile, depth: int) -> int:
+    """Return what a stage uses if everything is kept."""
+    return max(profile.between(depth), base_bytes(profile, depth) + depth * sum(block.all_bytes for block in profile.blocks))
+
+
+def picture(profile: Profile, plan: Plan, line: Timeline, budget: int, path: Path) -> str:
+    """Draw the time line if matplotlib is there; return what to say about it."""
+    try:
+        draw(profile, plan, line, budget, path)
+    except ModuleNotFoundError as error:
+        install = "in the checkout: pip install -c constraints.txt -e '.[plot]'"
+        return f"no picture: {error.name} is not installed; {install}, then give the same command again"
+    return f"picture: {path}"

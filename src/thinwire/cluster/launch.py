@@ -1,0 +1,72 @@
+"""Train with one worker process per stage and replica on this machine: `thinwire train --pipeline.mode workers`.
+
+Replica 0 keeps its checkpoints and metrics in the run folder itself, where `eval`, `export` and `generate` look for a model; the others
+in `replica-1`, `replica-2`, ... inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thinwire import checkpoint
+from thinwire.cluster.recover import train_stage
+from thinwire.cluster.seat import Seat
+from thinwire.cluster.supervisor import Say, run_crew
+from thinwire.link.roster import Place
+from thinwire.metrics.track import Tracker
+from thinwire.metrics.trackers.registry import open_trackers
+from thinwire.metrics.view import RunView
+from thinwire.run.folder import folder_of, kept_by_all, summarised, write_summary
+from thinwire.run.settings import TrainCommand
+from thinwire.run.stop import Stop
+
+
+def launch(command: TrainCommand) -> dict[str, Any]:
+    """Train with one process per stage; return the run's summary."""
+    with (
+        open_trackers(command.track, command.run, command.config, resume=command.resume) as trackers,
+        RunView(command.config, trackers) as view,
+    ):
+
+        def show(place: Place, message: dict[str, Any]) -> None:
+            if "step" in message:
+                view.log(place, message["step"], message["values"])
+            else:
+                view.event(place, message)
+
+        arguments = {"run": str(command.run), "resume": command.resume}
+        results = run_crew(train, command.config, arguments, show, replacing={"replacing": True})
+    config = command.config
+    summary: dict[str, Any] = results[0] if results else {"val_loss": None}
+    if len(results) < config.replicas.count * config.pipeline.stages:  # some were lost when all were asked to end
+        summary |= {"steps": max(map(checkpoint.step_of, kept_by_all(command.run, config.replicas.count)), default=0)}
+    if summary["val_loss"] is not None and summarised(command.run) < summary["steps"]:  # stage 0 was lost when only this was left to do
+        write_summary(command.run, summary)
+    return summary
+
+
+def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:
+    """Train one stage and tell the supervisor of every step, and of what happens to the crew."""
+    folder = folder_of(Path(run), seat.replica)
+    return train_stage(
+        seat,
+        folder,
+        resume=resume,
+        replacing=replacing,
+        trackers=[PipeTracker(say)],
+        stop=stop,
+        report=say,
+        stuck=lambda why: say({"failed": why}),
+    )
+
+
+class PipeTracker(Tracker):
+    """Tell the supervisor about every step."""
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.say({"step": step, "values": dict(values)})

@@ -1,0 +1,91 @@
+"""Watch the links of a worker and report what people should know: who is waited for, who is there, who is silent, who is back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from thinwire.link.link import Link
+from thinwire.link.problem import NOT_CONNECTED
+from thinwire.link.roster import Place
+from thinwire.metrics.news import Report
+from thinwire.pipeline.neighbours import Neighbours
+
+LOOK_SECONDS = 0.2
+SILENT_SECONDS = 1.0
+"""A shorter absence is nobody's concern: the link resumes by itself."""
+QUIET_PINGS = 3.0
+"""A connection over which nothing came for as long as so many heartbeats take may be dead."""
+REPEAT_SECONDS = 15.0
+"""Time between two words about the same absence."""
+
+
+@dataclass
+class Sight:
+    """What was last reported of a neighbour."""
+
+    since: float | None = None
+    """Since when it is away; None: it is there."""
+    told_at: float | None = None
+    """When that was last reported."""
+
+
+class Observer:
+    """Look at the links now and then; `look` does it once."""
+
+    def __init__(self, neighbours: Neighbours, reconnect_seconds: float, report: Report) -> None:
+        self.neighbours, self.limit, self.report = neighbours, reconnect_seconds, report
+        self.sights: dict[Place, Sight] = {}
+        self.met: set[Place] = set()
+        """Who was there at any time, in an earlier epoch too."""
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="thinwire-observer", daemon=True)
+
+    def start(self) -> None:
+        """Look from now on."""
+        self.thread.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self.over.set()
+        if self.thread.ident is not None:
+            self.thread.join()
+
+    def _run(self) -> None:
+        while not self.over.wait(LOOK_SECONDS):
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Report what has changed since the last look."""
+        for place, link in list(self.neighbours.opened.items()):
+            sight = self.sights.setdefault(place, Sight())
+            quiet = now - link.heard_at if link.heard_at else 0.0
+            if link.state == "open" and quiet < QUIET_PINGS * link.options.ping_seconds:
+                self._is_there(place, link, sight, now)
+            elif link.state == "open":  # not given up yet: some seconds of silence come before the reconnect window
+                self._is_away(place, link, sight, now, quiet, max(0.0, link.options.silent_seconds - quiet) + self.limit)
+            elif away := link.absent_seconds:
+                self._is_away(place, link, sight, now, max(away, quiet), max(0.0, self.limit - away))
+
+    def _is_there(self, place: Place, link: Link, sight: Sight, now: float) -> None:
+        if place not in self.met:
+            if link.rtt is None:
+                return  # the first answer is on its way
+            self.met.add(place)
+            self.report({"connected": str(place), "rtt": link.rtt})
+        elif sight.since is not None and sight.told_at is not None:
+            self.report({"back": str(place), "after": now - sight.since})
+        sight.since = sight.told_at = None
+
+    def _is_away(self, place: Place, link: Link, sight: Sight, now: float, away: float, left: float) -> None:
+        sight.since = now - away if sight.since is None else sight.since
+        if now - sight.since < SILENT_SECONDS if sight.told_at is None else now - sight.told_at < REPEAT_SECONDS:
+            return
+        sight.told_at = now
+        event = {"left": left, "problem": "" if link.problem == NOT_CONNECTED.text else link.problem}
+        if place in self.met:
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - sight.since)))
+            self.report({"silent": str(place), "since": since, **event})
+        else:
+            self.report({"waiting": str(place), "address": self.neighbours.dialled(place), **event})

@@ -1,0 +1,78 @@
+"""The seat of one worker in a run: which stage, with which settings, among whom. What it does there is up to the verb."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.config.sections import RunConfig
+from thinwire.link.roster import Place, Roster
+from thinwire.link.tls import Identity
+from thinwire.pipeline.neighbours import Neighbours
+from thinwire.util.files import write_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A stage, the roster it stands in and the identity that proves it."""
+
+    config: RunConfig
+    roster: Roster
+    identity: Identity
+    stage: int
+    replica: int = 0
+    listen: str | None = None
+    """Address to listen on if it is not the roster's."""
+    held: bool = False
+    """Whether a supervisor on this machine keeps the port of the address for this worker."""
+    incarnation: int | None = None
+    """The number of this process that a supervisor gave it; unset: from the clock."""
+
+    def neighbours(self, purpose: str, folder: Path | None = None) -> Neighbours:
+        """Return the links to make, checked; workers that sit together for another purpose refuse each other.
+
+        With a folder the worker's incarnation grows even if the clock goes back.
+        """
+        stages, replicas, place = self.config.pipeline.stages, self.config.replicas.count, Place(self.replica, self.stage)
+        if not 0 <= self.stage < stages:
+            raise ValueError(f"there is no stage {self.stage}: pipeline.stages is {stages}; choose 0 to {stages - 1}")
+        if not 0 <= self.replica < replicas:
+            raise ValueError(f"there is no replica {self.replica}: replicas.count is {replicas}; choose 0 to {replicas - 1}")
+        if self.roster.worker(place).certificate.strip() != self.identity.certificate.strip():
+            raise ValueError(
+                f"the roster's certificate for {place} is not that of {self.identity.certificate_path}; "
+                "use the keys it was made with, or write the roster again with this certificate"
+            )
+        run = f"{purpose}-{run_name(self.roster)}"
+        number = self.incarnation or incarnation(folder, self.stage)
+        return Neighbours(self.roster, self.identity, place, run, incarnation=number, listen=self.listen, held=self.held)
+
+
+def run_name(roster: Roster) -> str:
+    """Name a run by its members: all of them derive the same name."""
+    members = "\n".join(f"{place} {worker.certificate.strip()}" for place, worker in roster.workers.items())
+    return hashlib.sha256(members.encode()).hexdigest()[:16]
+
+
+def incarnation(folder: Path | None, stage: int) -> int:
+    """Return a number that differs each time this worker starts, and grows, even if the clock went back since it was remembered."""
+    now = time.time_ns() // 1000
+    path = None if folder is None else incarnation_file(folder, stage)
+    before = path.read_text() if path is not None and path.is_file() else ""
+    return max(now, int(before) + 1) if before.isdigit() else now
+
+
+def remember(folder: Path, stage: int, number: int) -> None:
+    """Keep a worker's incarnation with its checkpoints."""
+    path = incarnation_file(folder, stage)
+    with suppress(OSError):  # a full disk: the clock alone makes the next number larger
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, str(number).encode())
+
+
+def incarnation_file(folder: Path, stage: int) -> Path:
+    """Say where it is kept."""
+    return folder / "checkpoints" / f"incarnation-{stage}"

@@ -1,0 +1,215 @@
+"""What workers ask standbys, and the desk where a standby answers: it takes one place, once, and then says for good which one it has.
+
+One question and one answer over a link of its own, in a run name of its own; the listener hands it to the desk and never to a link of
+training. Only members of the roster can ask, and only its standbys can answer: both prove who they are. When to ask is `watch.py`'s job.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from thinwire.cluster.seat import run_name
+from thinwire.config.sections import RunConfig
+from thinwire.config.toml import shared_settings
+from thinwire.link.connection import Connection
+from thinwire.link.contract import Contract
+from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
+from thinwire.link.frame import Channel, Frame, Kind
+from thinwire.link.hello import Terms
+from thinwire.link.link import Link
+from thinwire.link.listener import Listener
+from thinwire.link.message import decode_message
+from thinwire.link.options import LinkOptions
+from thinwire.link.roster import Place, Roster, Worker
+from thinwire.link.tls import SERVICES, Identity
+from thinwire.run.stop import Stop
+
+(SERVICE,) = SERVICES
+ASK_SECONDS = 5.0
+"""How long a standby may take to be reached, and again to answer."""
+CONTRACT = Contract(limits={Kind.STEP: 512, Kind.BASIS: 0, Kind.SNAPSHOT: 0, Kind.VOTE: 0})
+"""One short message each way."""
+OPTIONS = LinkOptions(reconnect_seconds=ASK_SECONDS, close_seconds=1.0)
+MOST_ASKERS = 16
+"""Questions answered at once; who comes beyond them asks again."""
+POLL_SECONDS = 0.1
+Word = Literal["which", "take", "over"]
+"""Which place have you? Take this one, if you have none. The run is over."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one standby said."""
+
+    standby: Worker
+    place: Place | None = None
+    """The place it has; None: none, or it did not say."""
+    problem: str | None = None
+    """Why it did not answer."""
+
+    def __str__(self) -> str:
+        said = self.problem or (f"it has {self.place}" if self.place else "it has no place yet")
+        return f"{self.standby.place} at {self.standby.address}: {said}"
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Ask standbys, as one member of the roster."""
+
+    roster: Roster
+    identity: Identity
+    place: Place
+    """Where the roster's file lists this member."""
+    config: RunConfig
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(run_for_standbys(self.roster), shared_settings(self.config), self.place)
+
+    def ask(self, standby: Worker, word: Word, place: Place | None = None) -> Answer:
+        """Ask one standby."""
+        link = Link.connect(standby, self.identity, self.terms, CONTRACT, options=OPTIONS, service=SERVICE)
+        try:
+            link.wait_open(2 * ASK_SECONDS)  # longer than the link's own limit, which gives the better reason
+            say(link, {"word": word, "place": to_pair(place)})
+            return Answer(standby, place_in(hear(link)))
+        except (LinkError, TimeoutError) as error:
+            return Answer(standby, problem=str(error))
+        finally:
+            link.close()
+
+    def ask_all(self, word: Word = "which") -> list[Answer]:
+        """Ask all standbys but this one at the same time; return what they said, in the order of the roster."""
+        others = [standby for standby in self.roster.standbys if standby.place != self.place]
+        with ThreadPoolExecutor(max_workers=max(1, len(others))) as pool:
+            return list(pool.map(lambda standby: self.ask(standby, word), others))
+
+
+class Desk:
+    """The side of a standby: its listener, who may ask, and the one place it takes."""
+
+    def __init__(
+        self, roster: Roster, identity: Identity, config: RunConfig, accept: Callable[[Place], None], listen: str | None = None
+    ) -> None:
+        """Answer from now on; `accept` is told of the place before anyone else, and raises if it cannot be taken."""
+        me = roster.standby(identity.certificate)
+        if me is None:
+            raise ValueError(
+                f"the roster lists no standby with the certificate {identity.certificate_path}; add it: "
+                "`thinwire roster FILE --stage ... --standby ADDRESS=CERTIFICATE`"
+            )
+        self.me, self.accept = me, accept
+        self.terms = Terms(run_for_standbys(roster), shared_settings(config), me.place)
+        self.places = frozenset(roster.workers)
+        self.place = next((place for place, worker in roster.taken.items() if worker.certificate == me.certificate), None)
+        self.over = False
+        """Whether the run has ended without this standby."""
+        self.leaving = False
+        """Whether it is too late to take a place."""
+        self.problem = ""
+        """What was last told of a question that could not be answered."""
+        self.lock, self.changed = threading.Lock(), threading.Event()
+        self.free = threading.Semaphore(MOST_ASKERS)
+        self.askers = (*roster.workers.values(), *(other for other in roster.standbys if other is not me))
+        assert me.address is not None
+        self.listener = Listener(listen or me.address, identity, (), OPTIONS, self.askers)
+        self.listener.services[SERVICE] = self._receive
+
+    def wait(self, stop: Stop) -> Place | None:
+        """Return the place to take, once it is known; None: the run is over, or this process is to end."""
+        with stop.listening():
+            while self.place is None and not self.over and not stop.asked:
+                self.changed.wait(POLL_SECONDS)
+        with self.lock:
+            self.leaving = self.place is None
+            return self.place
+
+    def close(self) -> None:
+        """Answer no more."""
+        self.listener.close()
+
+    def _receive(self, asker: Place, connection: Connection) -> None:
+        """Take a connection from the listener, which must not wait."""
+        if self.free.acquire(blocking=False):
+            threading.Thread(target=self._serve, args=(asker, connection), daemon=True).start()
+        else:
+            connection.close()
+
+    def _serve(self, asker: Place, connection: Connection) -> None:
+        """Answer one question."""
+        link = Link.accept(connection, Worker(asker, ""), self.terms, CONTRACT, options=OPTIONS)
+        try:
+            link.wait_open(ASK_SECONDS)
+            say(link, {"place": to_pair(self._answer(hear(link)))})
+        except LinkClosed:
+            pass  # it has gone, and will ask again if it has to
+        except LinkError as error:  # such as settings that differ: the person at this machine should know before it matters
+            self._tell(f"cannot answer {asker}: {error}")
+            link.abort(str(error))
+        except TimeoutError:
+            pass
+        finally:
+            link.close()
+            self.free.release()
+
+    def _answer(self, question: dict[str, Any]) -> Place | None:
+        """Take a question in; return the place that this standby has."""
+        word, place = question.get("word"), place_in(question)
+        if word not in ("which", "take", "over") or (word == "take") != (place in self.places):
+            raise ProtocolError("question", question, "which, take with a place of the roster, or over")
+        with self.lock:
+            if self.place is None and word == "take" and not self.leaving:
+                assert place is not None
+                try:
+                    self.accept(place)
+                except (OSError, ValueError) as error:
+                    self._tell(f"cannot take the place of {place}: {error}")
+                    return None
+                self.place = place
+            self.over = self.over or (word == "over" and self.place is None)
+            if self.place is not None or self.over:
+                self.changed.set()
+            return self.place
+
+    def _tell(self, problem: str) -> None:
+        """Let the person at this machine know, once."""
+        if problem != self.problem:
+            self.problem = problem
+            print(f"thinwire: note: {problem}", file=sys.stderr, flush=True)
+
+
+def run_for_standbys(roster: Roster) -> str:
+    """Name the run in which standbys are asked."""
+    return f"standby-{run_name(roster)}"
+
+
+def say(link: Link, message: dict[str, Any]) -> None:
+    """Send one message."""
+    link.send(Frame.make(Kind.STEP, json.dumps(message).encode(), epoch=link.epoch))
+
+
+def hear(link: Link) -> dict[str, Any]:
+    """Receive one message."""
+    frame = link.receive(Channel.CONTROL, ASK_SECONDS)
+    return decode_message(frame.payload)
+
+
+def to_pair(place: Place | None) -> list[int] | None:
+    """Write a place."""
+    return None if place is None else [place.replica, place.stage]
+
+
+def place_in(message: dict[str, Any]) -> Place | None:
+    """Read the place in a message; there may be none."""
+    pair = message.get("place")
+    if pair is None:
+        return None
+    if not isinstance(pair, list) or len(pair) != 2 or any(type(number) is not int or not 0 <= number < 2**32 for number in pair):
+        raise ProtocolError("place", pair, "a replica and a stage")
+    return Place(*pair)

@@ -1,0 +1,165 @@
+"""Look after the neighbours of a worker: one that is away for too long is lost, and a standby of the roster gets its place.
+
+Every neighbour of a lost worker does this by itself. All ask in the same order, and a standby takes one place only, so they arrive at the
+same one. A worker whose own place a standby has taken, because the others had lost it, finds that out here and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from thinwire.cluster.places import PLACES_FILE, keep_places
+from thinwire.cluster.standby import Answer, Questions
+from thinwire.config.sections import RunConfig
+from thinwire.link.errors import RECOVERING, LinkError, Replaced
+from thinwire.link.link import Link
+from thinwire.link.roster import Place, Roster, Worker
+from thinwire.pipeline.neighbours import Neighbours
+from thinwire.util.disk import shortage, warn
+
+LOOK_SECONDS = 1.0
+"""Time between two looks at the links."""
+
+
+def check_standbys(config: RunConfig, roster: Roster) -> None:
+    """Refuse standbys that would never be asked, or could not take a place."""
+    link = config.link
+    if roster.standbys and config.pipeline.stages == 1:
+        raise ValueError(
+            "the roster lists standbys, but with pipeline.stages 1 no neighbour keeps copies of a machine's checkpoints for them; "
+            "cut the model into 2 stages or more, or leave the standbys out"
+        )
+    if roster.standbys and link.standby_seconds >= link.reconnect_seconds:
+        raise ValueError(
+            f"link.standby_seconds is {link.standby_seconds}, link.reconnect_seconds {link.reconnect_seconds}: the run would be given up "
+            "before a standby is asked to help; choose a smaller --link.standby_seconds or a larger --link.reconnect_seconds"
+        )
+
+
+class Watch:
+    """Find lost neighbours and who takes their places; without standbys it does nothing."""
+
+    def __init__(self, neighbours: Neighbours, config: RunConfig, run: Path) -> None:
+        self.neighbours, self.run = neighbours, run
+        self.me = neighbours.roster.standby(neighbours.identity.certificate)
+        listed = self.me.place if self.me else neighbours.place
+        self.questions = Questions(neighbours.roster, neighbours.identity, listed, config)
+        self.name, self.limit = neighbours.run, config.link.standby_seconds
+        self.lock = threading.Lock()
+        self.found: dict[Place, Worker] = {}
+        """Standbys whose places are still to be theirs in the roster, in the next epoch."""
+        self.given: set[Place] = set()
+        """Places that a standby took while this process was there."""
+        self.replaced: Replaced | None = None
+        self.answers: list[Answer] = []
+        """What standbys said when no one of them took the place of a worker that is away."""
+        self.over = threading.Event()
+
+    def start(self) -> None:
+        """Find out who has taken a place so far, this one included; then look after the neighbours."""
+        if not self.neighbours.roster.standbys:
+            return
+        answers = self.questions.ask_all()
+        self._refuse_second(answers, anyone=True)
+        self.found = {answer.place: answer.standby for answer in reversed(answers) if answer.place in self.neighbours.roster.workers}
+        self.settle()
+        threading.Thread(target=self._look, name="thinwire-watch", daemon=True).start()
+
+    def end(self) -> None:
+        """Ask no more."""
+        self.over.set()
+
+    def settle(self) -> None:
+        """Between two epochs: give standbys the places they have taken; raise if this worker's own place is another's."""
+        if self.replaced is not None:
+            raise self.replaced
+        with self.lock:
+            found, self.found = self.found, {}
+        roster = self.neighbours.roster
+        for place, standby in found.items():
+            if roster.worker(place).certificate != standby.certificate:
+                roster = roster.taken_by(place, standby)
+        if roster != self.neighbours.roster:
+            self.neighbours.roster = roster
+            try:
+                keep_places(roster, self.run)
+            except OSError as error:  # a worker that is started again asks the standbys
+                warn(f"{self.run / PLACES_FILE} was not written: {shortage(self.run / PLACES_FILE, error)}. Training goes on")
+
+    def explained(self, error: LinkError) -> LinkError:
+        """Return why a link failed, with what the standbys know about it."""
+        if not self.neighbours.roster.standbys or type(error) is not LinkError:
+            return error
+        try:
+            self._refuse_second(self.questions.ask_all(), anyone=True)
+        except Replaced as replaced:
+            return replaced
+        if not self.answers:
+            return error
+        said = "; ".join(map(str, self.answers))
+        return LinkError(
+            f"{error}. No standby took its place ({said}): start one, `thinwire join ROSTER --standby`, or the lost worker again, "
+            "and go on with --resume on every machine"
+        )
+
+    def _look(self) -> None:
+        """Look at the links now and then, for as long as the worker trains."""
+        while not self.over.wait(min(LOOK_SECONDS, self.limit / 4)):
+            links = list(self.neighbours.opened.values())
+            if self.neighbours.run != self.name:  # the stages agree on the last step, and then end
+                return
+            for link in links:
+                if link.peer in self.found:  # made before that was known
+                    link.abort(f"{RECOVERING}another worker has the place of {link.peer}")
+                elif link.absent_seconds > self.limit or link.refused:
+                    self._replace(link)
+            if not any(link.absent_seconds > self.limit for link in links):
+                self.answers = []
+
+    def _replace(self, link: Link) -> None:
+        """Find who takes the place at the other end of a link, and give up the epoch if it is another worker."""
+        try:
+            standby = self._find(link)
+        except Replaced as error:
+            self.replaced = error
+            link.abort(f"{RECOVERING}{error}")
+            return
+        if standby is None or standby.certificate == self.neighbours.roster.worker(link.peer).certificate:
+            return
+        text = f"{standby.place} at {standby.address} takes the place of {link.peer}, which is away"
+        print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
+        self.given.add(link.peer)
+        with self.lock:
+            self.found[link.peer] = standby
+        link.abort(f"{RECOVERING}{text}")
+
+    def _find(self, link: Link) -> Worker | None:
+        """Return the standby that has the place at the other end, or takes it now; None: nobody."""
+        place, answers = link.peer, self.questions.ask_all()
+        self._refuse_second(answers)
+        seen = link.newest is not None or place in self.given  # a worker that was never seen here is late, not lost
+        if seen and not any(answer.place == place for answer in answers):
+            for number, answer in enumerate(answers):
+                if answer.problem is None and answer.place is None and link.absent_seconds > self.limit:
+                    answers[number] = self.questions.ask(answer.standby, "take", place)
+                    self._refuse_second([answers[number]])
+                    if answers[number].place == place:
+                        break
+        self.answers = answers
+        return next((answer.standby for answer in answers if answer.place == place), None)
+
+    def _refuse_second(self, answers: list[Answer], *, anyone: bool = False) -> None:
+        """Raise Replaced if another has this worker's own place.
+
+        Of two standbys that have it, because not everyone reached the first, only the later one ends; at its start a worker yields to
+        `anyone` who is there already.
+        """
+        for answer in answers:
+            earlier = anyone or self.me is None or answer.standby.place < self.me.place
+            if answer.place == self.neighbours.place and earlier:
+                raise Replaced(
+                    f"{answer.standby.place} at {answer.standby.address} has taken the place of this worker, {answer.place}, while others "
+                    "could not reach it; a place has one worker: leave this one off, or let it stand by in the next roster"
+                )

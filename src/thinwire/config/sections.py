@@ -1,0 +1,199 @@
+"""The settings of a run: one frozen dataclass per section of the TOML file.
+
+A leaf of the package, free of torch, so that `--help`, tests and supervisors read settings quickly. A codec's own options are not here
+but beside the codec (`codecs/`); `RunConfig.codec` holds whichever codec's dataclass the name selects. Reading files and the command
+line is `run/settings.py`'s job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Dtype = Literal["fp32", "bf16", "fp64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of the Llama-style decoder."""
+
+    vocabulary: int = 4096
+    """Token types, V."""
+    width: int = 256
+    """Model width, D."""
+    layers: int = 8
+    """Decoder blocks."""
+    heads: int = 4
+    """Attention heads."""
+    kv_heads: int = 2
+    """Key/value heads (grouped-query attention); divides `heads`."""
+    ffn: int = 704
+    """Hidden width of the SwiGLU FFN, F."""
+    context: int = 128
+    """Tokens per sequence, T."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary position frequencies."""
+    norm_eps: float = 1e-5
+    """Added to the mean square inside RMSNorm."""
+    free_layers: int | None = None
+    """Last layers that a constraining codec leaves alone; unset: the layers of the last stage when the run starts."""
+    dropout: float = 0.0
+    """Dropout inside each branch, before its output matrix. Any codec."""
+    output_dropout: float = 0.0
+    """Dropout on each branch's output. Leaves the subspace."""
+    output_bias: bool = False
+    """Biases on the branch output matrices. Leave the subspace."""
+    branch_norm_gains: bool = False
+    """RMSNorm with gains on each branch's output. Leaves the subspace."""
+    tied_head: bool = False
+    """Use the embedding as output head. Leaves the subspace."""
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the tokens come from."""
+
+    source: str = "stdlib"
+    """`stdlib`, a text file or glob, a glob of `.bin` token shards, or `hf:NAME[:CONFIG]`."""
+    tokenizer: str = "train"
+    """`train` (byte-level BPE on the source, cached), a `tokenizer.json`, or `hf:NAME`."""
+    text_column: str = "text"
+    """Column of a Hugging Face dataset that holds the text."""
+    max_tokens: int = 50_000_000
+    """Most tokens taken from the source for each split."""
+    cache: str = "~/.cache/thinwire"
+    """Folder for trained tokenizers and token files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Length, precision and optimizer of a run."""
+
+    steps: int = 600
+    """Optimizer steps."""
+    seconds: float | None = None
+    """Stop after this much training time even if steps remain."""
+    batch: int = 16
+    """Sequences per step, of all replicas together."""
+    dtype: Dtype = "fp32"
+    """Compute precision: fp32, bf16 (autocast over fp32 weights) or fp64."""
+    clip: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    optimizer: Literal["shared", "adamw", "muon"] = "shared"
+    """`shared`: AdamW whose second moment is shared along the subspace axis; `adamw`: elementwise; `muon`: Muon on matrices."""
+    rate: float = 3e-3
+    """Peak learning rate."""
+    muon_rate: float = 0.02
+    """Peak learning rate of the matrices that Muon updates."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices (not of norms, biases and embeddings)."""
+    warmup: int = 50
+    """Steps of linear warm-up."""
+    decay: float = 0.2
+    """Last share of the steps over which the rate falls linearly to zero."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints, besides a first one after 10 steps or a minute; 0: only at the end."""
+    validate_every: int = 100
+    """Steps between validations; 0: only at the end."""
+    validation_sequences: int = 256
+    """Sequences per validation."""
+    stuck_seconds: float = 60.0
+    """A worker whose calculation does not end for this long, and for 20 times as long as others of its kind took, is replaced."""
+    threads: int = 1
+    """Torch threads of each process; 0 leaves torch's choice. Another number changes the last bits of the results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """How the model is cut and fed."""
+
+    stages: int = 4
+    """Pipeline stages, S."""
+    split: str | None = None
+    """Layers per stage, such as 2,2,3,1; unset: as even as possible, earlier stages take the remainder."""
+    microbatches: int = 8
+    """Microbatches per step and replica, M; divides a replica's share of `train.batch`."""
+    mode: Literal["inprocess", "workers"] = "workers"
+    """One worker process per stage, or all stages in this process."""
+    schedule: Literal["auto", "depth", "1f1b", "gpipe"] = "auto"
+    """Order of the microbatches in workers: `auto` and `depth` hide the measured latency of the links."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """The path between workers."""
+
+    profile: str = "open"
+    """Named link profile to emulate between workers, or one such as 20mbps_30ms; `open` emulates nothing."""
+    pace_mbps: float | None = None
+    """Most Mbit/s a worker sends on a link; unset: no limit."""
+    ping_seconds: float = 1.0
+    """Time between heartbeats."""
+    silent_seconds: float = 10.0
+    """A connection without any byte for this long is given up."""
+    reconnect_seconds: float = 60.0
+    """A link without a connection for this long fails the run."""
+    standby_seconds: float = 30.0
+    """A neighbour that is away for this long is replaced by a standby of the roster, if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicasConfig:
+    """Copies of the pipeline on different data."""
+
+    count: int = 1
+    """Replicas, R; each takes `train.batch` / R sequences of a step."""
+    exchange: str = "allreduce"
+    """How replicas learn from each other, with options: allreduce, hybrid:preset=int8, powersgd:rank=4, local:steps=20, ..."""
+    graph: str = "complete"
+    """Which replicas are joined: complete, ring, torus, or edges such as 0-1,1-2; gossip takes weights too: 0-1:0.25,1-2:0.25."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """How much memory a stage may use on this machine."""
+
+    budget: str | None = None
+    """Most memory of each stage here, such as 2GB or 1.5GiB: what does not fit is recomputed or offloaded. Unset: no limit."""
+    folder: str | None = None
+    """Folder for what a CPU stage offloads, on a fast disk; unset: the run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that defines a run."""
+
+    seed: int = 0
+    """Seed of weights, data order, basis, dropout and stochastic rounding."""
+    device: Device = "auto"
+    """Where to compute."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    codec: Any = None
+    """The chosen codec's options (a `codecs.base.Options` dataclass)."""
+    link: LinkConfig = field(default_factory=LinkConfig)
+    replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+
+    @property
+    def replica_batch(self) -> int:
+        """Return the sequences of a step that one replica takes."""
+        return self.train.batch // self.replicas.count
+
+    @property
+    def microbatch(self) -> int:
+        """Return the sequences of one microbatch."""
+        return self.replica_batch // self.pipeline.microbatches

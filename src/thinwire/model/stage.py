@@ -1,0 +1,238 @@
+"""A stage: one run of layers with the ends of its boundaries. Parameter names are global: they do not depend on the cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from thinwire.config.sections import ModelConfig
+from thinwire.model.cut import StagePlan, constrained_layers
+from thinwire.model.ends import Context, Measuring, Shared, StageCodec
+from thinwire.model.initial import EMBEDDING_STD, draw
+from thinwire.model.llama.block import Block, Dropout, Memory, Pass, RMSNorm, rotary_tables
+from thinwire.model.stream import Stream
+from thinwire.util.noise import key
+
+
+class Runner:
+    """How a stage runs its blocks: plainly here; `memory/execute.py` recomputes and offloads what they keep for their backward."""
+
+    problem: ValueError | None = None
+    """What went wrong in it, should an engine have put it into other words."""
+
+    def microbatch(self, received: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Surround the forward of one microbatch, made from what the stage has received."""
+        return nullcontext()
+
+    def run(self, block: Callable[[Tensor], Tensor], stream: Tensor) -> Tensor:
+        """Run the next block; it may be called again in backward."""
+        return block(stream)
+
+
+PLAIN = Runner()
+
+
+class Static:
+    """What a stage knows of the tokens without any wire: computed once for a forward, and again where a block is run again."""
+
+    def __init__(self, stream: Stream, ids_BT: Tensor) -> None:
+        self._compute = partial(stream.static, ids_BT)
+        self._value = self._compute()
+
+    def __call__(self) -> Tensor | None:
+        return self._compute() if self._value is None else self._value
+
+    def forget(self) -> None:
+        """Let the memory go at the end of a forward: blocks that are run again in backward hold on to this object."""
+        self._value = None
+
+
+class Stage(nn.Module):
+    """Run the plan's layers; the first stage embeds, the last one computes the loss."""
+
+    stream: Stream
+    cosine_TS: Tensor
+    sine_TS: Tensor
+
+    def __init__(self, model: ModelConfig, plan: StagePlan, codec: StageCodec, constrained: int, seed: int) -> None:
+        super().__init__()
+        self.model, self.plan, self.seed, self.constrained = model, plan, seed, constrained
+        self.runner = PLAIN
+        self.stream = codec.stream(plan)
+        if plan.first:
+            self.embedding = nn.Embedding(model.vocabulary, codec.width)
+        self.layers = nn.ModuleDict()
+        for layer in plan.layers:
+            width = codec.width if layer < constrained else model.width
+            before_exit = layer == plan.layers.stop - 1 and not plan.last
+            self.layers[str(layer)] = Block(model, layer, width, codec.sent_width if before_exit else width)
+        if plan.last:
+            self.norm = RMSNorm(model.width, model.norm_eps)
+            self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
+        with torch.random.fork_rng(devices=[]):  # what ends draw at the start depends on the seed and their place alone
+            torch.manual_seed(key(seed, plan.layers.start))
+            before, behind = codec.at(plan.layers.start), codec.at(plan.layers.stop)
+            entry, exit = before.ends(plan) if before is behind else (before.ends(plan)[0], behind.ends(plan)[1])
+        self.entries = nn.ModuleDict({str(plan.layers.start): entry} if entry else {})
+        self.exits = nn.ModuleDict({str(plan.layers.stop): exit} if exit else {})
+        self.to(codec.compute)
+        cosine_TS, sine_TS = rotary_tables(model, range(model.context))
+        self.register_buffer("cosine_TS", cosine_TS.to(codec.compute), persistent=False)
+        self.register_buffer("sine_TS", sine_TS.to(codec.compute), persistent=False)
+        self.axes = self._coordinate_axes()
+        for name, parameter in self.named_parameters():
+            self._initialise(name, parameter)
+        if model.tied_head and plan.first and plan.last:
+            self.head = TiedHead(self.embedding.weight)
+
+    def _coordinate_axes(self) -> dict[str, int]:
+        """Name the parameters that hold subspace coordinates and the axis (K) along which they do."""
+        if self.stream.basis() is None:
+            return {}
+        axes = {"embedding.weight": 1} if self.plan.first else {}
+        for layer in self.plan.layers:
+            if layer < self.constrained:
+                axes |= {f"layers.{layer}.attention.output.weight": 0, f"layers.{layer}.ffn.down.weight": 0}
+        return axes
+
+    def _initialise(self, name: str, parameter: nn.Parameter) -> None:
+        """Draw a matrix from (seed, name), so that every cut starts from the same weights."""
+        if not (name.startswith(("embedding", "layers", "head")) and parameter.dim() == 2):
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            return
+        axis = self.axes.get(name)
+        if name.startswith("embedding"):
+            # Unit size, so that a token's own features outweigh the first branches; in coordinates `fixed` plays that part.
+            std = EMBEDDING_STD if axis is None else 0.02
+        else:
+            std = parameter.shape[1] ** -0.5
+        if name.endswith(("output.weight", "down.weight")):
+            std /= math.sqrt(2 * self.model.layers)
+        if axis is not None:
+            # U has orthonormal columns: this makes U Z write as much into the stream as an unconstrained matrix would.
+            std *= math.sqrt(self.model.width / parameter.shape[axis])
+        with torch.no_grad():
+            parameter.copy_(draw(self.seed, name, parameter.shape) * std)
+
+    def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
+        """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
+        runner = self.runner if torch.is_grad_enabled() else PLAIN
+        with runner.microbatch((ids_BT1, *payload)):
+            tables = self.cosine_TS, self.sine_TS
+            return self._through(ids_BT1[:, :-1], payload, context, *tables, runner=runner, targets_BT=ids_BT1[:, 1:])
+
+    @torch.no_grad()
+    def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, memory: Memory, count: int) -> tuple[Tensor, ...]:
+        """Read tokens that follow those in memory, `count` of them real and the rest padding; return the payload, or (logits,)."""
+        positions = range(memory.length, memory.length + ids_BT.shape[1])
+        cosine_TS, sine_TS = (table.to(self.cosine_TS) for table in rotary_tables(self.model, positions))
+        output = self._through(ids_BT, payload, replace(context, before_BT=memory.ids_BT), cosine_TS, sine_TS, memory)
+        memory.read(ids_BT[:, :count])
+        return output
+
+    def _through(
+        self,
+        ids_BT: Tensor,
+        payload: tuple[Tensor, ...],
+        context: Context,
+        cosine_TS: Tensor,
+        sine_TS: Tensor,
+        memory: Memory | None = None,
+        runner: Runner = PLAIN,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Go through entry, layers and exit: return the payload to send, or (logits,) on the last stage, or (loss,) given targets."""
+        context = replace(context, kept={})
+        static = Static(self.stream, ids_BT)
+        if self.plan.first:
+            stream = context.kept["embedded"] = self.embedding(ids_BT)
+        else:
+            stream = self._end(self.entries)(payload, ids_BT, context)
+        dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
+        each = Pass(cosine_TS, sine_TS, dropout, memory)
+        for layer in self.plan.layers:
+            stream = runner.run(partial(self._layer, layer, static, each), stream)
+        if self.plan.last:
+            output: tuple[Tensor, ...] = (runner.run(partial(self._finish, static, targets_BT), stream),)
+        else:
+            output = tuple(tensor.contiguous() for tensor in self._end(self.exits)(stream, ids_BT, context))
+        static.forget()
+        return output
+
+    def _layer(self, layer: int, static: Static, each: Pass, stream: Tensor) -> Tensor:
+        """Run one layer; on the last stage open the stream to D channels where the free layers begin."""
+        if layer == self.constrained:
+            stream = self.stream.open(stream, static())
+        read = partial(self.stream.read, static=static()) if layer < self.constrained else _as_it_is
+        return self.layers[str(layer)](stream, read, each)
+
+    def _finish(self, static: Static, targets_BT: Tensor | None, stream: Tensor) -> Tensor:
+        """Return the logits, or their mean loss where targets are given."""
+        if self.constrained == self.model.layers:
+            stream = self.stream.open(stream, static())
+        logits = self.head(self.norm(stream)).to(self.cosine_TS.dtype)
+        return logits if targets_BT is None else functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+
+    def owned(self) -> list[Shared]:
+        """List what this stage's exit owns and shares with the next stage."""
+        return [module for module in self.exits.modules() if isinstance(module, Shared)]
+
+    def copies(self) -> list[Shared]:
+        """List this stage's copies of what the stage before owns."""
+        return [module for module in self.entries.modules() if isinstance(module, Shared)]
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return by name the parameters that this stage's optimizer updates: all but those shared with a neighbour."""
+        apart = {id(shared.weight) for shared in (*self.owned(), *self.copies())}
+        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in apart}
+
+    def figures(self) -> dict[str, float]:
+        """Return what the ends have measured of the step, named by the layer behind their boundary."""
+        ends = [(layer, module) for part in (self.entries, self.exits) for layer, end in part.items() for module in end.modules()]
+        return {
+            f"{name}_{layer}": value for layer, module in ends if isinstance(module, Measuring) for name, value in module.figures().items()
+        }
+
+    @staticmethod
+    def _end(ends: nn.ModuleDict) -> nn.Module:
+        (end,) = ends.values()
+        return end
+
+
+class TiedHead(nn.Module):
+    """Use another module's embedding as head; that module owns, updates and saves the weights."""
+
+    def __init__(self, weight_VD: Tensor) -> None:
+        super().__init__()
+        self.borrowed = (weight_VD,)  # inside a tuple, so that it is not registered a second time
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return functional.linear(hidden_BTD, self.borrowed[0])
+
+
+def build_stage(model: ModelConfig, ranges: list[range], index: int, codec: StageCodec, seed: int) -> Stage:
+    """Make one stage of a model that is cut into these ranges of layers."""
+    constrained = constrained_layers(model, ranges) if codec.constrains else 0
+    return Stage(model, StagePlan(index, len(ranges), ranges[index]), codec, constrained, seed)
+
+
+def build_stages(model: ModelConfig, ranges: list[range], codec: StageCodec, seed: int) -> list[Stage]:
+    """Make all stages of one model in this process; they share one basis."""
+    stages = [build_stage(model, ranges, index, codec, seed) for index in range(len(ranges))]
+    for stage in stages[1:]:
+        stage.stream.adopt(stages[0].stream.basis())
+    if model.tied_head:
+        stages[-1].head = TiedHead(stages[0].embedding.weight)
+    return stages
+
+
+def _as_it_is(stream: Tensor) -> Tensor:
+    return stream

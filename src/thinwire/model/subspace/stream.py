@@ -1,0 +1,78 @@
+"""The residual stream carried as K subspace coordinates c instead of D channels: x = fixed[t] + U c (method, section 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.model.stream import Stream
+from thinwire.model.subspace.basis import fingerprint
+from thinwire.model.subspace.fixed import FixedFeatures
+
+
+class SubspaceStream(Stream):
+    """Read x = fixed[t] + U c; hold the basis and, for the drift, the gradient energy seen where the free layers begin."""
+
+    basis_DK: Tensor
+    basis_version: Tensor
+    energy_DD: Tensor
+
+    def __init__(self, basis_DK: Tensor, fixed: FixedFeatures, measure: bool) -> None:
+        super().__init__()
+        self.fixed = fixed
+        self.measure = measure
+        self.register_buffer("basis_DK", basis_DK.clone())
+        self.register_buffer("basis_version", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("energy_DD", torch.zeros(len(basis_DK), len(basis_DK)) if measure else None)
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return int(self.basis_version)
+
+    def static(self, ids_BT: Tensor) -> Tensor:
+        """Return fixed[t] where there is a table, else the ids: hashing again at each read costs little and holds no memory."""
+        return ids_BT if self.fixed.table_VD is None else self.fixed(ids_BT)
+
+    def read(self, stream: Tensor, static: Tensor | None) -> Tensor:
+        assert static is not None
+        coordinates_NK = stream.flatten(0, 1).to(self.basis_DK.dtype)
+        # Never in bf16: `fixed` is so much larger at first that a sum of 8 bits keeps little of U c (bench/precision.py).
+        with torch.autocast(stream.device.type, enabled=False):
+            if static.is_floating_point():
+                hidden_ND = torch.addmm(static.flatten(0, 1), coordinates_NK, self.basis_DK.T)
+            else:
+                hidden_ND = self.fixed.add_to(torch.mm(coordinates_NK, self.basis_DK.T), static.flatten())
+        return hidden_ND.view(*stream.shape[:-1], -1)
+
+    def open(self, stream: Tensor, static: Tensor | None) -> Tensor:
+        hidden_BTD = self.read(stream, static)
+        if self.measure and hidden_BTD.requires_grad:
+            hidden_BTD.register_hook(self._accumulate)
+        return hidden_BTD
+
+    def _accumulate(self, gradient_BTD: Tensor) -> None:
+        """Add g^T g of the activation gradient before projection; one that would make it no number is left out, as its step is."""
+        flat = gradient_BTD.flatten(0, 1).to(self.energy_DD.dtype)
+        # No entry of a sum of g^T g is larger than its trace.
+        trace = float(torch.linalg.vector_norm(flat)) ** 2 + float(self.energy_DD.trace())
+        if trace < torch.finfo(flat.dtype).max:
+            self.energy_DD.addmm_(flat.T, flat)
+
+    def adopt(self, basis_DK: Tensor | None) -> None:
+        assert basis_DK is not None
+        self.basis_DK.copy_(basis_DK)
+
+    def basis(self) -> Tensor:
+        return self.basis_DK
+
+    def go_over(self, basis_DK: Tensor, version: int) -> Tensor:
+        if version != self.version + 1:
+            raise ValueError(f"basis version {version} cannot follow version {self.version}; restart from the last checkpoint")
+        rotation_KK = basis_DK.double().T @ self.basis_DK.double()
+        self.basis_DK.copy_(basis_DK)
+        self.basis_version.fill_(version)
+        return rotation_KK
+
+    def fingerprint(self) -> str:
+        probe = self.fixed.compute(torch.tensor([0, self.fixed.vocabulary - 1], device=self.basis_DK.device))
+        return fingerprint(self.basis_DK) + fingerprint(probe)

@@ -1,0 +1,209 @@
+"""All stages in one process, with real ends and bytes at every boundary: it trains, evaluates and counts.
+
+It is the oracle for engines that run stages elsewhere: per microbatch the forward and backward of every stage in turn, gradients
+accumulated in the order of the microbatches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import DTYPES, Codec
+from thinwire.codecs.registry import build
+from thinwire.config.sections import Dtype, RunConfig
+from thinwire.link.message import ANY, Form
+from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
+from thinwire.model.cut import cut_layers
+from thinwire.model.ends import Context, Shared
+from thinwire.model.stage import Stage, build_stages
+from thinwire.pipeline.backups import Copies
+from thinwire.pipeline.boundary import Boundary
+from thinwire.pipeline.meter import Traffic
+from thinwire.pipeline.outcome import Outcome
+from thinwire.replicas.graph import make_graph
+from thinwire.replicas.peers import Peers
+from thinwire.run.stop import Abandoned
+
+
+def build_codec(config: RunConfig) -> Codec:
+    """Make the codec that a config describes."""
+    compute = torch.float32 if config.train.dtype == "bf16" else DTYPES[config.train.dtype]
+    return build(config.codec, config.model, seed=config.seed, compute=compute)
+
+
+def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
+    """Make the codec, the stages and their boundaries that a config describes."""
+    codec = build_codec(config)
+    ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
+    stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
+    microbatch = config.microbatch
+    return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype)
+
+
+def gradient_of(shared: Shared) -> Tensor:
+    """Return one side's gradient of a shared parameter."""
+    gradient = shared.weight.grad
+    return torch.zeros_like(shared.weight.data) if gradient is None else gradient.clone()
+
+
+class Pipeline:
+    """Run microbatches through the stages and their boundaries."""
+
+    def __init__(self, stages: list[Stage], codec: Codec, microbatch: int, time: int, dtype: Dtype = "fp32") -> None:
+        if len({stage.stream.fingerprint() for stage in stages}) != 1:
+            raise ValueError("the stages do not agree on basis and fixed features; start them from the same seed and settings")
+        self.stages = stages
+        self.replica, self.number, self.peers = 0, 0, Peers(0, make_graph("complete", 1), {})
+        self.codec = codec
+        self.microbatch = microbatch
+        self.boundaries = [Boundary(codec.at(stage.plan.layers.start), microbatch, time) for stage in stages[1:]]
+        self.traffic = self.waits = self.seen = Traffic([boundary.meter for boundary in self.boundaries])
+        self.device = next(stages[0].parameters()).device
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
+        self.memory = Memories()
+        self.copies: Copies | None = None
+        """No neighbour keeps copies of checkpoints."""
+
+    def manage_memory(self, config: RunConfig, run: Path) -> None:
+        """Keep every stage within the budget of a run, or count what they hold if there is none."""
+        if config.memory.budget is None:
+            self.memory = Memories([watch(stage, self.codec, config, 1) for stage in self.stages])
+            return
+        profiles = [measure(stage, self.codec, config, run) for stage in self.stages]
+        plans = [plan_for(profile, config, 1) for profile in profiles]
+        try:
+            for stage, profile, plan in zip(self.stages, profiles, plans, strict=True):
+                self.memory.stages.append(limit(stage, self.codec, config, profile, plan, 1, run))
+        except BaseException:
+            self.memory.close()
+            raise
+
+    def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float:
+        """Accumulate the gradients of the batch's mean loss; return that loss."""
+        assert batch_BT1 is not None
+        self.memory.begin()
+        losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
+        return sum(losses)
+
+    def abandon(self) -> None:
+        """Give up the step under way; called by a signal, which interrupts this very thread."""
+        raise Abandoned
+
+    def settle(self, own: Outcome, *, meeting: bool = True, alike: bool = False) -> Outcome:
+        """Return the outcome of all stages: here they are one."""
+        return own
+
+    def announce(self, facts: dict[str, Any] | None, form: Form = ANY) -> dict[str, Any]:
+        """Return what stage 0 knows about the run."""
+        assert facts is not None
+        return facts
+
+    def gather(self, own: list[dict[str, Any]], form: Form = ANY) -> list[dict[str, Any]]:
+        """Return what every stage says of itself."""
+        return own
+
+    def gather_values(self, own: Any, form: Form = ANY) -> list[Any]:
+        """Return one value of every process."""
+        return [own]
+
+    keeps_copies = False
+    """Whether neighbours keep copies of each other's checkpoints."""
+
+    def copy_last(self, name: str) -> None:
+        """Have copies made of a checkpoint that all stages have, and wait for them: there is nobody to keep one."""
+
+    def held_copies(self) -> dict[str, list[str]]:
+        """List the neighbours' checkpoints that are kept here: there are none."""
+        return {}
+
+    def fetch_copies(self, name: str, votes: list[dict[str, Any]]) -> None:
+        """Get this stage's checkpoint from a neighbour where it is missing here: it never is."""
+
+    def offer(self, name: str) -> None:
+        """Give a neighbour a copy of a checkpoint: there is none."""
+
+    def copied(self, steps: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the steps whose copies are where they belong: none has to be anywhere."""
+        return steps
+
+    def uncopied(self) -> tuple[int, ...]:
+        """Return the steps whose copies could not be written here: none has to be."""
+        return ()
+
+    def confirm(self, step: int) -> None:
+        """Delete copies that are older than a checkpoint that every worker has: there are none."""
+
+    def link_meters(self) -> list[dict[str, Any]]:
+        """Return what the links have carried: there are none."""
+        return []
+
+    def link_figures(self, seconds: float) -> dict[str, float]:
+        """Return the rates on the links during a step: there are none."""
+        return {}
+
+    def next_basis(self) -> Tensor:
+        """Return the basis that all stages go over to now."""
+        return self.codec.propose_basis(self.stages[-1].stream)
+
+    def update_shared(self, rate_factor: float) -> None:
+        """Update what both sides of a boundary share."""
+        for boundary, before, behind in zip(self.boundaries, self.stages, self.stages[1:], strict=False):
+            for owner, copy in zip(before.owned(), behind.copies(), strict=True):
+                gradient = gradient_of(owner)
+                gradient += gradient_of(copy)
+                owner.update(gradient, rate_factor)
+                copy.weight.data.copy_(owner.weight.data)
+                boundary.meter.forward += gradient.nbytes
+                boundary.meter.backward += gradient.nbytes
+
+    @torch.no_grad()
+    def evaluate(self, batch_BT1: Tensor | None, rows: int | None = None, step: int = 0) -> float:
+        """Return the mean loss of a batch of `rows` sequences (all of them) after so many steps, boundaries included, bytes not counted."""
+        assert batch_BT1 is not None and rows in (None, len(batch_BT1))
+        total = 0.0
+        for ids, context in self._microbatches(batch_BT1, step, 0, False):
+            loss, _, _ = self._forward(ids, context)
+            total += float(loss) * len(ids) / len(batch_BT1)
+        return total
+
+    def _microbatches(self, batch_BT1: Tensor, step: int, first_sample: int, training: bool):
+        samples = torch.arange(first_sample, first_sample + len(batch_BT1), device=self.device)
+        for start in range(0, len(batch_BT1), self.microbatch):
+            rows = slice(start, start + self.microbatch)
+            yield batch_BT1[rows].to(self.device), Context(step, samples[rows], training)
+
+    def _train(self, ids_BT1: Tensor, context: Context, batch: int) -> float:
+        loss, sent, received = self._forward(ids_BT1, context)
+        share = loss * (len(ids_BT1) / batch)
+        share.backward()
+        for index in range(len(self.boundaries) - 1, -1, -1):
+            boundary, version = self.boundaries[index], self.stages[index].stream.version
+            packed = boundary.pack([tensor.grad for tensor in received[index]], "backward", self.stages[index + 1].stream.version)
+            boundary.count(packed, "backward")
+            gradients = [gradient.to(self.device) for gradient in boundary.unpack(packed, "backward", version)]
+            torch.autograd.backward(sent[index], gradients)
+        return float(share.detach())
+
+    def _forward(self, ids_BT1: Tensor, context: Context):
+        """Return the loss, and per boundary the payload as sent and as received."""
+        payload: tuple[Tensor, ...] = ()
+        sent, received = [], []
+        for index, stage in enumerate(self.stages):
+            with self.autocast:
+                payload = stage(ids_BT1, payload, context)
+            if index == len(self.boundaries):
+                break
+            boundary = self.boundaries[index]
+            packed = boundary.pack(payload, "forward", stage.stream.version, ids_BT1)
+            if context.training:
+                boundary.count(packed, "forward")
+            sent.append(payload)
+            ids_BT1 = boundary.unpack_ids(packed).to(self.device)
+            unpacked = boundary.unpack(packed, "forward", self.stages[index + 1].stream.version)
+            payload = tuple(tensor.to(self.device).requires_grad_(context.training) for tensor in unpacked)
+            received.append(payload)
+        return payload[0], sent, received

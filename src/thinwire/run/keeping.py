@@ -1,0 +1,128 @@
+"""When checkpoints are written, which of them stay, and of which a neighbour gets a copy.
+
+All stages decide by the same outcome of a step, so all write, keep and copy the same steps. Writing itself is `checkpoint/saver.py`'s job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from thinwire import checkpoint
+from thinwire.checkpoint import Position
+from thinwire.config.sections import RunConfig
+from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.inprocess import Pipeline
+from thinwire.pipeline.outcome import Outcome
+from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.util.disk import shortage, warn
+
+FIRST_STEPS = 10
+FIRST_SECONDS = 60.0
+"""The first checkpoint of a run comes after so many steps or so much training, unless a regular one comes before."""
+
+
+class Keeper:
+    """The checkpoints of one process of a run."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, pipeline: Pipeline | WorkerPipeline, facts: dict[str, Any], confirmed: int = -1
+    ) -> None:
+        """Keep checkpoints in a run folder; `confirmed` is a step of which all stages are known to have had one."""
+        self.every, self.folder, self.pipeline, self.facts = config.train.checkpoint_every, folder, pipeline, facts
+        self.at_once = config.memory.budget is not None
+        indices = [stage.plan.index for stage in pipeline.stages]
+        self.saver = checkpoint.Saver(folder, indices, facts, alone=config.replicas.count == 1)
+        self.confirmed, self.offered = confirmed, -1
+        self.kept: tuple[int, ...] = ()
+        """Steps whose checkpoints were last said to stay."""
+        self.problem: str | None = None
+        self.saved = 0
+        """Periods of `checkpoint_every` that a checkpoint was taken for."""
+        self.begun = False
+        """Whether the run has a checkpoint, or one was tried."""
+
+    def begin(self, position: Position, restored: Path | None) -> None:
+        """Begin where the run goes on, from a checkpoint that all stages have or from the beginning."""
+        self.saved, self.begun = self._period(position.step), restored is not None
+        if restored is not None:
+            self.confirmed = max(self.confirmed, position.step)
+            self.pipeline.offer(restored.name)
+        self.saver.everyone = self.confirmed
+
+    def forget_newer(self, position: Position, restored: Path | None, *, must: bool) -> None:
+        """Delete what this process has of later steps, once all have taken what they go on from: nobody can vote for it any more.
+
+        Raise ValueError if it `must` be deleted and cannot.
+        """
+        place = checkpoint.folder_of(self.folder, position, self.facts)
+        try:
+            checkpoint.remove_newer(self.folder, self.saver.indices, place, restored)
+        except OSError as error:
+            problem = f"checkpoints in {self.folder} behind step {position.step}, from which the run goes on, were not deleted"
+            if must:
+                raise ValueError(f"{problem}: {shortage(place, error)}, or delete them") from None
+            warn(f"{problem}: {shortage(place, error)}")
+
+    def _period(self, step: int) -> int:
+        return step // self.every if self.every else 0
+
+    def wants_first(self, seconds: float) -> bool:
+        """Tell whether this stage has trained for long enough to want a first checkpoint; who wants it tells all others."""
+        return bool(self.every) and not self.begun and seconds >= FIRST_SECONDS
+
+    def is_due(self, step: int, outcome: Outcome | None) -> bool:
+        """Tell whether a checkpoint is to be taken after so many steps, the last of which had this outcome."""
+        first = bool(self.every) and not self.begun and (step >= FIRST_STEPS or (outcome is not None and outcome.save))
+        return first or self._period(step) > self.saved
+
+    def save(self, optimizers: Sequence[StageOptimizer], position: Position, exchange: Mapping[str, Tensor]) -> None:
+        """Take a snapshot; it is written while training goes on, or with a memory budget at once: it needs no copy then."""
+        self.saved, self.begun = self._period(position.step), True
+        self.saver.save(self.pipeline.stages, optimizers, position, exchange, at_once=self.at_once)
+        for optimizer in optimizers if self.at_once else ():
+            optimizer.put_away()  # a validation may come next
+
+    def keep(self, outcome: Outcome, position: Position) -> None:
+        """Keep the newest two checkpoints that everyone has, and those that copies are of; offer the next copy; say what went wrong.
+
+        On a slow line a copy may take longer than the time between checkpoints, and copies of different steps would be worth nothing. So
+        two more may stay: the newest of which every keeper has a copy, the only one that survives the loss of a machine, and the one
+        whose copies are under way.
+        """
+        safe, newest = max(outcome.copied, default=-1), max(outcome.saved, default=-1)
+        if safe > self.confirmed:
+            self.confirm(safe)
+        if newest > self.offered and self.offered in (-1, *outcome.copied, *outcome.uncopied):
+            self.offered = newest
+            self.pipeline.offer(checkpoint.folder_of(self.folder, replace(position, step=newest), self.facts).name)
+        needed = (*sorted(outcome.saved)[-2:], self.confirmed, self.offered)
+        if outcome.saved and needed != self.kept:
+            self.kept = needed
+            self.saver.confirm(newest, needed)
+        self.tell()
+
+    def confirm(self, step: int) -> None:
+        """Note that everyone has a checkpoint of this step, and every keeper a copy."""
+        self.confirmed = self.saver.everyone = step
+        self.pipeline.confirm(step)
+
+    def tell(self) -> None:
+        """Warn of a checkpoint that was not written, once."""
+        problem = self.saver.problem
+        if problem != self.problem:
+            self.problem = problem
+            if problem is not None:
+                warn(f"{problem}, and the next one tries again")
+
+    def finish(self) -> str | None:
+        """Wait until the last snapshot is on the disk; return why it is not."""
+        try:
+            self.saver.flush()
+        except ValueError as error:
+            return f"{error}; when that is mended, --resume goes on from it"
+        return None

@@ -1,0 +1,81 @@
+"""Where a run goes on: all workers vote for the newest checkpoint that each of them, or a neighbour for it, has; or begin together.
+
+Everyone sees the same votes, so everyone decides alike. Reading the checkpoint is `checkpoint/`'s job.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire import checkpoint
+from thinwire.pipeline import forms
+from thinwire.pipeline.inprocess import Pipeline
+from thinwire.pipeline.outcome import of_replica
+from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.run.folder import summarised
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """What this worker was asked to do, and knows, when all vote."""
+
+    resume: bool
+    """A person asks to go on."""
+    recovering: bool
+    """A worker was lost: go on from the newest checkpoint that all have, or from the beginning."""
+    first_resumes: bool
+    """Whether stage 0 was asked to go on."""
+    confirmed: int
+    """A step of which all stages are known to have had a checkpoint; -1: none."""
+
+
+def choose(folder: Path, pipeline: Pipeline | WorkerPipeline, ballot: Ballot) -> tuple[Path | None, bool]:
+    """Vote; return the checkpoint to go on from, None for the beginning, and whether anyone recovers from a loss."""
+    plans = [stage.plan for stage in pipeline.stages]
+    # After a loss a damaged one is passed over; where a person asks for it, it is refused by name.
+    mine = checkpoint.available(folder, plans, verify=ballot.recovering)
+    confirmed = max(ballot.confirmed, checkpoint.proven(folder), summarised(folder))
+    votes = pipeline.gather_values(
+        {"steps": mine, "copies": pipeline.held_copies(), "recovering": ballot.recovering, "confirmed": confirmed}, forms.VOTE
+    )
+    anyone = any(vote["recovering"] for vote in votes)
+    if ballot.first_resumes != ballot.resume and not anyone:
+        here, there = ("with", "without") if ballot.resume else ("without", "with")
+        raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
+    if not (ballot.resume or anyone):
+        return None, False
+    copies = [held_for(worker, votes, plans[0].count) for worker in range(len(votes))]
+    lists = [{*vote["steps"], *held} for vote, held in zip(votes, copies, strict=True)]
+    if not set.intersection(*lists) and max(vote["confirmed"] for vote in votes) < 0:
+        if ballot.resume and speaks(pipeline):
+            text = f"no checkpoint of {folder} was written by all stages before they ended: training begins again at step 0"
+            print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
+        return None, anyone
+    newest = checkpoint.common(folder, lists, plans[0].count)
+    pipeline.fetch_copies(newest.name, votes)
+    return newest, anyone
+
+
+def speaks(pipeline: Pipeline | WorkerPipeline) -> bool:
+    """Tell whether this process is the one of its run folder that tells people, and writes, what concerns the folder as a whole."""
+    return pipeline.stages[0].plan.first or pipeline.copies is not None
+
+
+def held_for(worker: int, votes: list[dict], stages: int) -> list[str]:
+    """List the checkpoints of a worker of which another stage of its replica has a copy."""
+    replica, stage = divmod(worker, stages)
+    return [name for vote in of_replica(votes, replica, stages) for name in vote["copies"].get(str(stage), [])]
+
+
+def last_loss(metrics: Path, step: int) -> float | None:
+    """Return the loss that the metrics file tells of a step that was done before this process was started."""
+    try:
+        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()[-1:]]
+    except (OSError, ValueError):
+        return None
+    found: list[Any] = [line.get("loss") for line in lines if isinstance(line, dict) and line.get("step") == step]
+    return found[0] if found and type(found[0]) is float else None

@@ -1,0 +1,85 @@
+"""One process per run folder: a lock that the operating system lets go of when its process ends, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from thinwire.util.disk import FULL, shortage, warn
+
+LOCK_FILE = "lock"
+"""In the run folder while a process trains there: its number and its machine."""
+FAR_BYTE = 1 << 20
+"""Where Windows locks a byte: not where others read whose lock it is."""
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def seize(handle: int) -> None:
+        """Lock an open file, or raise OSError at once."""
+        os.lseek(handle, FAR_BYTE, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        os.lseek(handle, 0, os.SEEK_SET)
+else:
+    import fcntl
+
+    def seize(handle: int) -> None:
+        """Lock an open file, or raise OSError at once."""
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def locked(run: Path, word: str = "--run") -> Iterator[None]:
+    """Keep other processes out of a run folder, which people choose with a `word` of the command line.
+
+    A folder that this made, and in which nothing was written, goes again.
+    """
+    there = run.is_dir()
+    handle = take(run, word)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            with suppress(OSError):  # on Windows it is still open, and stays
+                (run / LOCK_FILE).unlink()
+            os.close(handle)
+        if not there:
+            with suppress(OSError):  # it holds a run now
+                run.rmdir()
+
+
+def take(run: Path, word: str) -> int | None:
+    """Lock a run folder and return the open file; None if the disk has no room for one. Raise ValueError if another process has it."""
+    path = run / LOCK_FILE
+    while True:
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            if error.errno in FULL:
+                warn(f"{path} was not written: {shortage(path, error)}. Nothing keeps a second process out of this folder now")
+                return None
+            raise ValueError(f"cannot write to the run folder {run}: {error.strerror}; choose another with {word} DIR") from None
+        try:
+            seize(handle)
+        except OSError as error:
+            owner = os.read(handle, 200).decode(errors="replace").strip()
+            os.close(handle)
+            if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):
+                return None  # a file system without locks
+            raise ValueError(
+                f"the run folder {run} is in use{f' by {owner}' if owner else ''}; a folder takes one process: wait until it has ended, "
+                f"end it, or choose another with {word} DIR"
+            ) from None
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(handle), path.stat()):  # else whoever had it has just deleted it
+                os.ftruncate(handle, 0)
+                with suppress(OSError):
+                    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                return handle
+        os.close(handle)

@@ -1,0 +1,140 @@
+"""Who finds a standby for a lost neighbour, and who finds out that it was itself replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from jobs import local_roster, run_config
+from thinwire.cluster.places import known_places
+from thinwire.cluster.standby import Answer
+from thinwire.cluster.watch import Watch, check_standbys
+from thinwire.config.sections import LinkConfig, PipelineConfig, RunConfig
+from thinwire.link.errors import Interrupted, LinkError, Replaced, aborted
+from thinwire.link.roster import Place, Roster, Worker
+
+CONFIG = run_config(3, "auto", {"name": "dense"})
+FIRST, MIDDLE, LAST = (Place(0, stage) for stage in range(3))
+
+
+@pytest.fixture
+def roster(identities) -> Roster:
+    return local_roster(identities, 3, standbys=2)
+
+
+class FakeLink:
+    """A link whose peer is away, and what it was aborted with."""
+
+    def __init__(self, peer: Place, *, seen: bool = True) -> None:
+        self.peer, self.newest, self.absent_seconds, self.reason = peer, 5 if seen else None, 99.0, ""
+
+    def abort(self, reason: str) -> None:
+        self.reason = reason
+
+
+class FakeQuestions:
+    """Standbys that have these places; None: free, a text: why it cannot be reached."""
+
+    def __init__(self, roster: Roster, has: list[Place | str | None]) -> None:
+        self.has = dict(zip(roster.standbys, has, strict=True))
+        self.asked: list[int] = []
+
+    def ask(self, standby: Worker, word: str, place: Place) -> Answer:
+        assert word == "take"
+        self.asked.append(standby.place.stage)
+        self.has[standby] = self.has[standby] or place
+        return Answer(standby, self.has[standby])
+
+    def ask_all(self) -> list[Answer]:
+        return [Answer(key, problem=has) if isinstance(has, str) else Answer(key, has) for key, has in self.has.items()]
+
+
+def watch_of(roster: Roster, identities, tmp_path, has: list, member: int = 0, place: Place = FIRST) -> Watch:
+    neighbours = SimpleNamespace(roster=roster, identity=identities[member], place=place, run="train-1", opened={})
+    watch = Watch(neighbours, CONFIG, tmp_path / "run")
+    watch.questions = FakeQuestions(roster, has)
+    return watch
+
+
+@pytest.mark.parametrize(
+    "has, asked, chosen",
+    [
+        ([None, None], [0], 0),
+        ([LAST, None], [1], 1),
+        (["no connection", None], [1], 1),
+        ([None, MIDDLE], [], 1),
+        ([LAST, "no connection"], [], None),
+    ],
+)
+def test_standbys_are_asked_in_their_order(roster, identities, tmp_path, has, asked, chosen, capsys):
+    watch = watch_of(roster, identities, tmp_path, has)
+    link = FakeLink(MIDDLE)
+    watch._replace(link)
+    watch.settle()
+    assert watch.questions.asked == asked
+    if chosen is None:
+        assert not link.reason and watch.neighbours.roster == roster and not (tmp_path / "run").exists()
+        explained = str(watch.explained(LinkError("no connection to replica 0 stage 1 for 60 s")))
+        assert "standby 0 at 127.0.0.1" in explained and "it has replica 0 stage 2" in explained and "start one" in explained
+        return
+    assert isinstance(aborted("", link.reason), Interrupted)
+    assert watch.neighbours.roster.worker(MIDDLE).address == roster.standbys[chosen].address
+    assert known_places(roster, tmp_path / "run") == watch.neighbours.roster
+    assert f"standby {chosen} at" in capsys.readouterr().err
+
+
+def test_one_who_is_late_is_not_replaced_but_found_where_it_is(roster, identities, tmp_path):
+    watch = watch_of(roster, identities, tmp_path, [None, None])
+    watch._replace(FakeLink(MIDDLE, seen=False))
+    assert not watch.questions.asked and not watch.found
+    watch = watch_of(roster, identities, tmp_path, [None, MIDDLE])
+    watch._replace(FakeLink(MIDDLE, seen=False))
+    assert not watch.questions.asked and watch.found == {MIDDLE: roster.standbys[1]}
+
+
+def test_a_peer_that_comes_back_before_anyone_took_its_place_keeps_it(roster, identities, tmp_path):
+    watch = watch_of(roster, identities, tmp_path, [None, None])
+    link = FakeLink(MIDDLE)
+    link.absent_seconds = 0.0
+    watch._replace(link)
+    assert not watch.questions.asked and not link.reason
+
+
+def test_one_whose_place_was_taken_ends_and_tells_nobody_else_so(roster, identities, tmp_path):
+    watch = watch_of(roster, identities, tmp_path, [FIRST, None])
+    link = FakeLink(MIDDLE)
+    watch._replace(link)
+    assert not watch.questions.asked and isinstance(aborted("", link.reason), Interrupted)  # the peer is not replaced
+    with pytest.raises(Replaced, match=r"standby 0 at .* has taken the place of this worker, replica 0 stage 0"):
+        watch.settle()
+    with pytest.raises(Replaced):
+        watch.start()
+    assert isinstance(watch.explained(LinkError("refused this worker")), Replaced)
+
+
+def test_of_two_standbys_with_one_place_the_later_ends(roster, identities, tmp_path):
+    earlier = watch_of(roster, identities, tmp_path, ["itself", MIDDLE], member=3, place=MIDDLE)
+    earlier._replace(FakeLink(LAST))
+    earlier.settle()
+    later = watch_of(roster, identities, tmp_path, [MIDDLE, "itself"], member=4, place=MIDDLE)
+    later._replace(FakeLink(LAST))
+    with pytest.raises(Replaced):
+        later.settle()
+
+
+def test_without_standbys_nothing_is_watched(roster, identities, tmp_path):
+    watch = watch_of(replace(roster, standbys=()), identities, tmp_path, [])
+    watch.start()
+    watch.settle()
+    error = LinkError("no connection")
+    assert watch.explained(error) is error
+
+
+def test_times_with_which_nobody_would_be_asked_are_refused(roster):
+    check_standbys(RunConfig(link=LinkConfig(reconnect_seconds=20.0)), replace(roster, standbys=()))
+    with pytest.raises(ValueError, match=r"link.standby_seconds is 30.0, link.reconnect_seconds 20.0.*choose a smaller"):
+        check_standbys(RunConfig(link=LinkConfig(reconnect_seconds=20.0)), roster)
+    with pytest.raises(ValueError, match=r"pipeline.stages 1 no neighbour keeps copies"):
+        check_standbys(RunConfig(pipeline=PipelineConfig(stages=1)), roster)
