@@ -32,7 +32,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from engine_bench import write_results
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import MemoryConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory import manage
 from thinwire.memory.blocks import Block, Choice, Plan, Profile, Tier
@@ -65,7 +65,7 @@ def timing_config() -> RunConfig:
         model=ModelConfig(vocabulary=512, width=768, layers=BLOCKS + 1, heads=12, kv_heads=12, ffn=2048, context=128),
         train=TrainConfig(batch=2 * MICROBATCHES, threads=1),
         pipeline=PipelineConfig(stages=2, split=f"{BLOCKS},1", microbatches=MICROBATCHES, mode="inprocess"),
-        codec=registry.defaults("dense"),
+        codec=codec_defaults("dense"),
         memory=MemoryConfig(budget="1TB"),
     )
 
@@ -212,7 +212,7 @@ def memory_config(budget: str, folder: str) -> RunConfig:
         model=ModelConfig(vocabulary=4096, width=384, layers=10, heads=6, kv_heads=6, ffn=1024, context=256),
         train=TrainConfig(batch=16, threads=1, optimizer="adamw"),
         pipeline=PipelineConfig(stages=1, microbatches=1, mode="inprocess"),
-        codec=registry.defaults("dense"),
+        codec=codec_defaults("dense"),
         memory=MemoryConfig(budget=budget, folder=folder),
     )
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from engine_bench import CONTEXT, Order, run_config, run_sides, write_results
 from testbed import obstacle
-from thinwire.codecs import registry
+from thinwire.codecs.build import make_codec
 from thinwire.link.frame import HEADER_BYTES
 from thinwire.link.probe import RECORD_OVERHEAD
 from thinwire.pipeline.backend import slots
@@ -30,7 +30,7 @@ LIMIT = 0.03
 def items(order: Order, found: dict[str, Any], way: str) -> dict[str, float]:
     """Split what crossed the socket in one direction (`sent` is forward for stage 0)."""
     config = run_config(order)
-    codec = registry.build(config.codec, config.model)
+    codec = make_codec(config.codec, config.model)
     direction = "forward" if way == "sent" else "backward"
     parts = slots(codec, 1, CONTEXT, direction)  # type: ignore[arg-type]
     declared = sum(slot.spec.size(slot.direction) for slot in parts) * order.microbatches * (order.steps + 2)

@@ -20,7 +20,7 @@ from unittest import mock
 import thinwire
 from thinwire.cluster.launch import train
 from thinwire.cluster.supervisor import run_crew
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import DataConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.run.trainer import Trainer
 
@@ -89,7 +89,7 @@ def settings(folder: Path) -> RunConfig:
         data=DataConfig(source=str(text), cache=str(folder / "cache")),
         train=TrainConfig(steps=8, batch=4, warmup=2, checkpoint_every=2, validation_sequences=4, validate_every=0),
         pipeline=PipelineConfig(stages=2, microbatches=2),
-        codec=registry.defaults("subspace", rank=6),
+        codec=codec_defaults("subspace", rank=6),
     )
 
 

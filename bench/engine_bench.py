@@ -24,7 +24,7 @@ from torch.distributed.pipelining import Schedule1F1B
 
 import thinwire.pipeline.neighbours as neighbours
 from testbed import Path, Testbed
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
@@ -113,7 +113,7 @@ def run_config(order: Order) -> RunConfig:
         model=ModelConfig(width=width, context=CONTEXT, layers=order.stages),
         train=TrainConfig(batch=order.microbatches),
         pipeline=PipelineConfig(stages=order.stages, microbatches=order.microbatches),
-        codec=registry.defaults("dense"),
+        codec=codec_defaults("dense"),
     )
 
 
@@ -133,7 +133,7 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     """Be one stage of one side."""
     backend, _, variant = side.partition("-")
     config = run_config(order)
-    codec = registry.build(config.codec, config.model)
+    codec = make_codec(config.codec, config.model)
     stage = NappingStage(config.model, order)
     batch = torch.zeros(order.microbatches, CONTEXT + 1, dtype=torch.int32) if order.stage == 0 else None
     ports: dict[int, Port] = {}

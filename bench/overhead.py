@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.llama.block import Block, Dropout, Pass, rotary_tables
@@ -24,7 +24,7 @@ from timing import alternate, medians
 
 
 def make_stream(model: ModelConfig, rank: int, cache_mb: float) -> SubspaceStream:
-    codec = registry.build(registry.defaults("subspace", rank=rank, fixed_cache_mb=cache_mb), model)
+    codec = make_codec(codec_defaults("subspace", rank=rank, fixed_cache_mb=cache_mb), model)
     stream = codec.stream(StagePlan(1, 3, range(1, 2)))
     assert isinstance(stream, SubspaceStream)
     return stream

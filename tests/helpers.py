@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.codecs import registry
 from thinwire.codecs.base import DTYPES
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stages
@@ -20,7 +20,7 @@ def make_pipeline(
     codec: str, model: ModelConfig = TINY, stages: int = 2, split: str | None = None, dtype: str = "fp64", **options
 ) -> Pipeline:
     """Build an in-process pipeline; boundaries and compute use `dtype`."""
-    built = registry.build(registry.defaults(codec, dtype=dtype, **options), model, seed=3, compute=DTYPES[dtype])
+    built = make_codec(codec_defaults(codec, dtype=dtype, **options), model, seed=3, compute=DTYPES[dtype])
     return Pipeline(build_stages(model, cut_layers(model.layers, stages, split), built, 3), built, MICROBATCH, model.context)
 
 

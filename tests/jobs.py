@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from patience import HANG, wait_until
 from thinwire.cluster.scratch import free_ports
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.frame import Frame
 from thinwire.link.link import Link
@@ -43,7 +43,7 @@ FIRST_SAMPLE = 24
 
 def run_config(stages: int, schedule: str, codec: dict, model: ModelConfig = EIGHT, dtype: str = "fp64", **link) -> RunConfig:
     """Describe a small pipeline."""
-    options = registry.defaults(**{"dtype": dtype} | codec)
+    options = codec_defaults(**{"dtype": dtype} | codec)
     return RunConfig(
         seed=3,
         device="cpu",

@@ -24,7 +24,8 @@ import pytest
 from pages import ELSEWHERE, PAGES, ROOT, items_of
 from test_plugin import install
 from thinwire.cli import main as cli
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults, make_codec
+from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.hf.plain import why_no_llama
 from thinwire.run import settings
@@ -158,7 +159,7 @@ def flags_of(verb: str) -> frozenset[str]:
 def check_form(text: str) -> None:
     """A command with words to fill in: the verb exists, and so do its words; codec options belong to some codec."""
     _, verb, *words = text.split()
-    options = {f"--codec.{entry.name}" for name in registry.BUILT_IN for entry in dataclasses.fields(registry.find(name).Options)}
+    options = {f"--codec.{entry.name}" for name in CODECS.built_in for entry in dataclasses.fields(CODECS.load(name).Options)}
     assert verb in cli.VERBS, text
     for word in words:
         if word.startswith("--"):
@@ -313,7 +314,7 @@ def test_toml_blocks_are_toml(page):
         tomllib.loads(block)
 
 
-CODECS = (ROOT / "docs" / "codecs.md").read_text()
+CODECS_PAGE = (ROOT / "docs" / "codecs.md").read_text()
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -322,21 +323,21 @@ def rows(text: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-@pytest.mark.parametrize("name", registry.BUILT_IN)
+@pytest.mark.parametrize("name", CODECS.built_in)
 def test_the_table_of_codecs_agrees_with_the_code(name):
-    (row,) = re.findall(rf"^\| `{name}` \|.*$", CODECS.partition("## Options that all have")[0], re.MULTILINE)
+    (row,) = re.findall(rf"^\| `{name}` \|.*$", CODECS_PAGE.partition("## Options that all have")[0], re.MULTILINE)
     *_, forward, backward, llama = (cell.strip() for cell in row.strip("|").split("|"))
-    options, model = registry.defaults(name), ModelConfig()
-    spec = registry.build(options, model).spec(2, model.context)
+    options, model = codec_defaults(name), ModelConfig()
+    spec = make_codec(options, model).spec(2, model.context)
     assert (float(forward), float(backward)) == tuple(round(spec.bytes_per_token(way)) for way in ("forward", "backward"))
     assert (llama == "yes") == (why_no_llama(RunConfig(codec=options)) is None)
 
 
-@pytest.mark.parametrize("name", registry.BUILT_IN)
+@pytest.mark.parametrize("name", CODECS.built_in)
 def test_every_option_of_a_codec_is_listed_with_its_default(name):
-    own = rows(re.split(r"^##+ ", CODECS.partition(f"\n### {name}\n")[2], flags=re.MULTILINE)[0])
-    common = rows(CODECS.partition("## Options that all have")[2].partition("## One by one")[0])
-    known = {entry.name: entry for entry in dataclasses.fields(registry.find(name).Options)}
+    own = rows(re.split(r"^##+ ", CODECS_PAGE.partition(f"\n### {name}\n")[2], flags=re.MULTILINE)[0])
+    common = rows(CODECS_PAGE.partition("## Options that all have")[2].partition("## One by one")[0])
+    known = {entry.name: entry for entry in dataclasses.fields(CODECS.load(name).Options)}
     assert set(own) <= set(known), "an option that is gone"
     for option, entry in known.items():
         default = "" if entry.default is dataclasses.MISSING else "unset" if entry.default is None else str(entry.default)
@@ -345,7 +346,7 @@ def test_every_option_of_a_codec_is_listed_with_its_default(name):
 
 def test_figures_of_codecs_are_those_of_scoreboard_and_log():
     sources = "".join((ROOT / "docs" / name).read_text() for name in ("scoreboard.md", "log.md"))
-    evidence = CODECS.partition("## One by one")[2]
+    evidence = CODECS_PAGE.partition("## One by one")[2]
     for figure in re.findall(r"[+-]\d+\.\d+ %|\d+\.\d+x|\d+,\d{3},\d{3}", evidence):
         assert figure in sources, figure
 

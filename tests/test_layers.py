@@ -35,7 +35,6 @@ LAYERS = [
 ]
 # To be mended.
 UPWARD = {
-    ("config/toml.py", "codecs"),
     ("pipeline/inprocess.py", "memory"),
     ("pipeline/inprocess.py", "run"),
     ("pipeline/worker.py", "memory"),

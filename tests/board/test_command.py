@@ -13,7 +13,8 @@ from thinwire.board import learn, speed
 from thinwire.board.cases import prepare
 from thinwire.board.command import parse_compare
 from thinwire.cli import main as cli
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults
+from thinwire.config import registry
 from thinwire.run.settings import parse_train
 
 
@@ -76,8 +77,8 @@ def test_errors_come_before_any_training(config, tmp_path, words, capsys, monkey
 
 def test_all_codecs_with_their_defaults(config):
     cases = prepare(parse_compare(["--all", "--config", config, "--target", "4", "--model.width", "64"]))
-    assert [case.spec.text for case in cases] == registry.names()
-    assert next(case for case in cases if case.spec.text == "subspace").config.codec == registry.defaults("subspace")
+    assert [case.spec.text for case in cases] == registry.CODECS.names()
+    assert next(case for case in cases if case.spec.text == "subspace").config.codec == codec_defaults("subspace")
 
 
 def test_words_go_where_they_belong(config):

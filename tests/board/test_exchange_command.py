@@ -16,7 +16,7 @@ from thinwire.board.command import parse_compare
 from thinwire.board.exchanges import notes
 from thinwire.board.score import Entry
 from thinwire.cli import main as cli
-from thinwire.replicas.exchange import METHODS
+from thinwire.config import registry
 from thinwire.run.settings import parse_train
 
 PAIR = ("--replicas.count", "2")
@@ -89,7 +89,7 @@ def test_the_train_line_has_the_settings_of_the_row(config, text):
         assert wanted.codec.rank == 4
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", registry.EXCHANGES.names())
 def test_every_method_says_when_replicas_meet(config, name):
     (case,) = cases(config, "--exchange", name, "--steps", "40")
     assert case.meeting == (20 if name in ("local", "ist") else 1)

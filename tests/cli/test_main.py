@@ -43,16 +43,20 @@ def test_help_lists_every_verb(argv, capsys):
 
 
 def test_help_lists_what_can_be_named(capsys):
-    from thinwire.codecs import registry
     from thinwire.config.profiles import PROFILES
+    from thinwire.config.registry import CODECS, EXCHANGES
     from thinwire.config.toml import packaged
-    from thinwire.replicas.exchange import METHODS
 
     for argv in (["--help"], ["train", "--help"]):
         with suppress(SystemExit):
             cli.main(argv)
         printed = " ".join(capsys.readouterr().out.split())
-        named = {"--codec.name": registry.names(), "--replicas.exchange": METHODS, "--link.profile": PROFILES, "--config": packaged()}
+        named = {
+            "--codec.name": CODECS.names(),
+            "--replicas.exchange": EXCHANGES.names(),
+            "--link.profile": PROFILES,
+            "--config": packaged(),
+        }
         for word, names in named.items():
             assert re.search(rf"{re.escape(word)}:? {re.escape(', '.join(names))}", printed), (argv, word)
 

@@ -19,14 +19,14 @@ from patience import HANG, wait_until
 from runs import VARIETY, train
 from thinwire import checkpoint
 from thinwire.cli import main as cli
-from thinwire.codecs import registry
+from thinwire.config.registry import CODECS
 from thinwire.run.settings import parse_train
 
 WORKERS = ("--pipeline.mode", "workers")
 CASES = VARIETY | {"four stages": ("--pipeline.stages", "4", "--pipeline.schedule", "1f1b")}
 LEARNED = "--codec.name anchored --codec.projector learned --codec.projector_every 2 --codec.ngrams 2 --codec.bits 4"
 CASES |= {"learned projector": tuple(LEARNED.split()), "warm-up": ("--codec.name", "topk", "--codec.warmup", "3", "--codec.bits", "8")}
-CASES |= {name: ("--codec.name", name) for name in registry.names() if name not in CASES}
+CASES |= {name: ("--codec.name", name) for name in CODECS.names() if name not in CASES}
 QUICK = ("subspace", "drift and dropout", "learned projector")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc to see the processes")
 

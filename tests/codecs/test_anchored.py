@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from helpers import MICROBATCH, TINY, make_pipeline, random_ids
-from thinwire.codecs import registry
 from thinwire.codecs.anchored import Anchor, AnchoredOptions
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.codecs.projector import Learned, tangent
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
@@ -20,7 +20,7 @@ OPTIONS = AnchoredOptions(name="anchored", anchor_rank=4, buckets=64)
 
 def test_full_rank_is_exact_at_the_start():
     """With K = D nothing is projected away, and all anchors start alike: the stream arrives as it left."""
-    codec = registry.build(registry.defaults("anchored", rank=TINY.width, dtype="fp64"), TINY, seed=3, compute=torch.float64)
+    codec = make_codec(codec_defaults("anchored", rank=TINY.width, dtype="fp64"), TINY, seed=3, compute=torch.float64)
     exit = codec.ends(StagePlan(0, 2, range(2)))[1]
     entry = codec.ends(StagePlan(1, 2, range(2, 4)))[0]
     ids = random_ids()[:, :-1]
@@ -117,4 +117,4 @@ def test_both_sides_hold_the_same_projector_and_only_the_owner_counts():
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        registry.build(registry.defaults("anchored", **options), TINY)
+        make_codec(codec_defaults("anchored", **options), TINY)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helpers import TINY, gradients, make_pipeline, parameters, random_ids, relative
-from thinwire.codecs import registry
 from thinwire.codecs.autoencoder import AutoencoderEntry, AutoencoderExit
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.model.ends import Context
 from thinwire.model.subspace.basis import random_basis
 
@@ -43,7 +43,7 @@ def test_matrices_start_xavier_uniform():
 
 
 def test_both_directions_are_narrow():
-    spec = registry.build(registry.defaults("autoencoder", channels=5), TINY).spec(3, 4)
+    spec = make_codec(codec_defaults("autoencoder", channels=5), TINY).spec(3, 4)
     assert spec.bytes_per_token("forward") == spec.bytes_per_token("backward") == 5 * 2
     assert make_pipeline("autoencoder", channels=5).boundaries[0].spec.tensors[0].shape == (2, TINY.context, 5)
 
@@ -65,4 +65,4 @@ def test_ends_start_from_the_seed():
 @pytest.mark.parametrize("channels", [0, 33])
 def test_other_widths_are_refused(channels):
     with pytest.raises(ValueError, match=rf"codec.channels is {channels}; it can be 1 to the model width, 32"):
-        registry.build(registry.defaults("autoencoder", channels=channels), TINY)
+        make_codec(codec_defaults("autoencoder", channels=channels), TINY)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
-from thinwire.codecs import registry
 from thinwire.codecs.bottleneck import BottleneckEntry
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.model.ends import Context
 from thinwire.model.llama.block import Dropout, Pass
 from thinwire.pipeline.inprocess import Pipeline
@@ -90,4 +90,4 @@ def test_it_trains():
 @pytest.mark.parametrize("channels", [0, 33])
 def test_other_widths_are_refused(channels):
     with pytest.raises(ValueError, match=rf"codec.channels is {channels}; it can be 1 to the model width, 32"):
-        registry.build(registry.defaults("bottleneck", channels=channels), TINY)
+        make_codec(codec_defaults("bottleneck", channels=channels), TINY)

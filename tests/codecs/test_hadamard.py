@@ -8,8 +8,9 @@ from torch import Tensor
 
 from helpers import TINY, relative
 from thinwire.bits.grid import make_grid
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.codecs.hadamard import HadamardEntry, HadamardExit, transform
+from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
@@ -18,7 +19,7 @@ WIDE = ModelConfig(vocabulary=97, width=256, layers=4, heads=4, kv_heads=2, ffn=
 
 
 def ends(name: str, model: ModelConfig = TINY, seed: int = 5, **options):
-    codec = registry.build(registry.defaults(name, **options), model, seed=seed)
+    codec = make_codec(codec_defaults(name, **options), model, seed=seed)
     return codec.ends(StagePlan(0, 2, range(2)))[1], codec.ends(StagePlan(1, 2, range(2, 4)))[0]
 
 
@@ -53,7 +54,7 @@ def test_the_rotation_keeps_the_norm_and_is_undone():
 
 
 def test_signs_belong_to_seed_and_boundary():
-    codecs = [registry.find("hadamard")(registry.defaults("hadamard"), TINY, seed=seed) for seed in (5, 6)]
+    codecs = [CODECS.load("hadamard")(codec_defaults("hadamard"), TINY, seed=seed) for seed in (5, 6)]
     assert torch.equal(codecs[0].signs(2), codecs[0].signs(2))
     assert not torch.equal(codecs[0].signs(2), codecs[0].signs(3)) and not torch.equal(codecs[0].signs(2), codecs[1].signs(2))
     assert set(codecs[0].signs(2).tolist()) == {-1.0, 1.0}
@@ -88,5 +89,5 @@ def test_the_gradient_is_quantised_where_it_is_rotated():
 
 
 def test_bytes_are_those_of_the_quantiser():
-    spec = registry.build(registry.defaults("hadamard"), TINY).spec(3, 4)
+    spec = make_codec(codec_defaults("hadamard"), TINY).spec(3, 4)
     assert spec.bytes_per_token("forward") == spec.bytes_per_token("backward") == 32 / 2 + 2

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from helpers import TINY
-from thinwire.codecs import registry
 from thinwire.codecs.base import Codec, LossyOptions
-from thinwire.config.catalog import CODEC_GROUP
+from thinwire.codecs.build import codec_defaults, make_codec
+from thinwire.config.registry import CODECS
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 
 BATCH, TIME = 3, 5
 UNQUANTIZED = {"threshold"}
 """Codecs that refuse bits."""
-VARIANTS = [(name, {}) for name in registry.names()]
-VARIANTS += [(name, {"bits": bits}) for name in registry.names() if name not in UNQUANTIZED for bits in (8, 4, 3, 2, 1)]
-VARIANTS += [(name, {"warmup": 5}) for name in registry.names() if issubclass(registry.find(name).Options, LossyOptions)]
-VARIANTS += [(name, {"warmup": 5, "step": 5}) for name in registry.names() if issubclass(registry.find(name).Options, LossyOptions)]
+VARIANTS = [(name, {}) for name in CODECS.names()]
+VARIANTS += [(name, {"bits": bits}) for name in CODECS.names() if name not in UNQUANTIZED for bits in (8, 4, 3, 2, 1)]
+VARIANTS += [(name, {"warmup": 5}) for name in CODECS.names() if issubclass(CODECS.load(name).Options, LossyOptions)]
+VARIANTS += [(name, {"warmup": 5, "step": 5}) for name in CODECS.names() if issubclass(CODECS.load(name).Options, LossyOptions)]
 VARIANTS += [("dense", {"dtype": "fp32"}), ("subspace", {"dtype": "fp32"}), ("subspace", {"rank": 5, "bits": 4})]
 INPUTS = {
     "gaussian": lambda shape: torch.randn(shape, generator=torch.Generator().manual_seed(1)),
@@ -76,7 +76,7 @@ class Crossing:
 
 def build(name: str, options: dict) -> Codec:
     given = {key: value for key, value in options.items() if key != "step"}
-    return registry.build(registry.defaults(name, **given), TINY, seed=5).at(2)
+    return make_codec(codec_defaults(name, **given), TINY, seed=5).at(2)
 
 
 def cross(name: str, options: dict, kind: str = "gaussian", state=None) -> Crossing:
@@ -162,13 +162,13 @@ def test_a_value_that_is_not_finite_is_not_hidden():
 
 def test_unknown_codec_is_refused_with_the_choices():
     with pytest.raises(ValueError, match=r"unknown codec 'sub'; choose one of anchored, .*dense, .*subspace"):
-        registry.find("sub")
+        CODECS.load("sub")
 
 
 def test_third_party_codec_is_found_through_its_entry_point(monkeypatch):
     from importlib.metadata import EntryPoint, EntryPoints
 
-    point = EntryPoint("halves", "thinwire.codecs.dense:Dense", CODEC_GROUP)
+    point = EntryPoint("halves", "thinwire.codecs.dense:Dense", CODECS.group)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **chosen: EntryPoints([point]).select(**chosen))
-    assert "halves" in registry.names()
-    assert registry.find("halves").__name__ == "Dense"
+    assert "halves" in CODECS.names()
+    assert CODECS.load("halves").__name__ == "Dense"

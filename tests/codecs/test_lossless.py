@@ -12,13 +12,13 @@ from helpers import TINY, gradients, make_pipeline, random_ids
 from thinwire.bits.grid import make_grid
 from thinwire.bits.planes import deflate, inflate, join_planes, split_planes
 from thinwire.bits.raw import TensorSpec, raw_bytes
-from thinwire.codecs import registry
 from thinwire.codecs.base import Codec
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.codecs.lossless import DEFLATED, PLAIN
 
 
 def build(**options) -> Codec:
-    return registry.build(registry.defaults("lossless", **options), TINY)
+    return make_codec(codec_defaults("lossless", **options), TINY)
 
 
 def gaussian(*shape: int) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_ratio_on_gaussian_values(dtype, wanted, level):
 
 @pytest.mark.parametrize("bits, wanted", [(8, 1.07), (4, 1.21), (3, 1.04), (2, 1.03), (1, 1.0)])
 def test_ratio_on_codes(bits, wanted):
-    codec = registry.build(registry.defaults("quantize", bits=bits), TINY)
+    codec = make_codec(codec_defaults("quantize", bits=bits), TINY)
     codes, _ = make_grid(bits).quantize(gaussian(1000, 256))
     spec = TensorSpec(tuple(codes.shape), codes.dtype, 32000 * bits + 1, 32000 * bits + 1, exact=False)
     data = build(bits=bits).pack(0, codes, "forward")

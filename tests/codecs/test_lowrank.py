@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
-from thinwire.codecs import registry
 from thinwire.codecs.base import DTYPES, Codec
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.codecs.lowrank import BASIS, FACTOR, dominant_basis
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
@@ -17,7 +17,7 @@ from thinwire.model.subspace.basis import random_basis
 
 def build(dtype: str = "fp32", **options) -> Codec:
     compute = torch.float64 if dtype == "fp64" else torch.float32
-    return registry.build(registry.defaults("lowrank", dtype=dtype, **options), TINY, seed=5, compute=compute)
+    return make_codec(codec_defaults("lowrank", dtype=dtype, **options), TINY, seed=5, compute=compute)
 
 
 def send(codec: Codec, stream: Tensor) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ from helpers import TINY
 from thinwire.bits.codes import pack_codes, unpack_codes
 from thinwire.bits.grid import WIDTHS, make_grid
 from thinwire.bits.raw import TensorSpec
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.codecs.quantize import QuantizeEntry
 from thinwire.model.ends import Context
 
@@ -83,7 +83,7 @@ def test_rounding_to_nearest_draws_no_numbers():
 
 
 def test_directions_can_have_different_bits():
-    codec = registry.build(registry.defaults("dense", bits=8, backward_bits=3), TINY)
+    codec = make_codec(codec_defaults("dense", bits=8, backward_bits=3), TINY)
     spec = codec.spec(3, 5)
     assert spec.bytes_per_token("forward") == TINY.width + 2
     assert spec.bytes_per_token("backward") == TINY.width * 3 / 8 + 2
@@ -92,4 +92,4 @@ def test_directions_can_have_different_bits():
 @pytest.mark.parametrize("bits", [0, 5, 16])
 def test_other_bits_are_refused(bits):
     with pytest.raises(ValueError, match=rf"codec.bits is {bits}; it can be 8, 4, 3, 2 or 1"):
-        registry.build(registry.defaults("subspace", bits=bits), TINY)
+        make_codec(codec_defaults("subspace", bits=bits), TINY)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from helpers import TINY, gradients, make_pipeline, random_ids
-from thinwire.codecs import registry
 from thinwire.codecs.base import Codec
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 
@@ -24,7 +24,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def build(name: str, width: int = 32, seed: int = 5, **options) -> Codec:
     model = replace(TINY, width=width, heads=1, kv_heads=1)
-    return registry.build(registry.defaults(name, **{"dtype": "fp32"} | options), model, seed=seed)
+    return make_codec(codec_defaults(name, **{"dtype": "fp32"} | options), model, seed=seed)
 
 
 def ends(codec: Codec, cut: int = 2) -> tuple[torch.nn.Module, torch.nn.Module]:

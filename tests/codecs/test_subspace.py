@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from helpers import TINY, make_pipeline, random_ids
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults, make_codec
 
 
 @pytest.mark.parametrize("option", [{"output_bias": True}, {"output_dropout": 0.1}, {"branch_norm_gains": True}, {"tied_head": True}])
 def test_options_that_leave_the_subspace_are_refused_by_name(option):
     (name,) = option
     with pytest.raises(ValueError, match=rf"model.{name} = .* would leave the subspace.*dense"):
-        registry.build(registry.defaults("subspace", rank=4), replace(TINY, **option))
+        make_codec(codec_defaults("subspace", rank=4), replace(TINY, **option))
     assert make_pipeline("dense", replace(TINY, **option)).step(random_ids(), 0, 0) > 0
 
 
 @pytest.mark.parametrize("rank", [0, 33])
 def test_impossible_rank_is_refused(rank):
     with pytest.raises(ValueError, match=rf"codec.rank is {rank}; it can be 1 to the model width, 32"):
-        registry.build(registry.defaults("subspace", rank=rank), TINY)
+        make_codec(codec_defaults("subspace", rank=rank), TINY)
 
 
 def test_full_rank_is_still_the_subspace_method():
@@ -34,4 +34,4 @@ def test_full_rank_is_still_the_subspace_method():
 def test_impossible_options_are_refused_by_name(option):
     (name,) = option
     with pytest.raises(ValueError, match=rf"codec.{name} is .*; choose a number"):
-        registry.build(registry.defaults("subspace", rank=4, **option), TINY)
+        make_codec(codec_defaults("subspace", rank=4, **option), TINY)

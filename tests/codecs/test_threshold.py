@@ -10,8 +10,8 @@ import torch
 
 from helpers import TINY, gradients, make_pipeline, random_ids
 from thinwire.bits.mask import AS_POSITIONS, BITMAP
-from thinwire.codecs import registry
 from thinwire.codecs.base import Codec
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.codecs.threshold import ThresholdExit
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
@@ -27,7 +27,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def build(width: int = 32, **options) -> Codec:
     model = replace(TINY, width=width, heads=1, kv_heads=1)
-    return registry.build(registry.defaults("threshold", **{"dtype": "fp32"} | options), model)
+    return make_codec(codec_defaults("threshold", **{"dtype": "fp32"} | options), model)
 
 
 def make_exit(**options) -> ThresholdExit:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers import TINY, random_ids
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory.blocks import Choice, Profile, Tier
 from thinwire.memory.execute import Executor
@@ -44,7 +44,7 @@ def tiny(
         model=ModelConfig(**{**vars(TINY), "dropout": dropout, "free_layers": 2 if codec == "subspace" else None, **model}),
         train=TrainConfig(batch=2 * microbatches, dtype=dtype),  # type: ignore[arg-type]
         pipeline=PipelineConfig(stages=2, split="1,3", microbatches=microbatches, mode="inprocess"),
-        codec=registry.defaults(codec, **(options or {})),
+        codec=codec_defaults(codec, **(options or {})),
     )
 
 

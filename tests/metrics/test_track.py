@@ -15,14 +15,14 @@ import torch
 from patience import HANG
 from runs import train
 from thinwire.cli import main as cli
+from thinwire.config.registry import TRACKERS
 from thinwire.config.toml import from_toml, load
 from thinwire.link.roster import Place
 from thinwire.metrics import track
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import JsonLines, Tracker, scalars
-from thinwire.metrics.trackers import registry
 from thinwire.metrics.trackers.guard import Guarded
-from thinwire.metrics.trackers.registry import open_trackers
+from thinwire.metrics.trackers.open import open_trackers
 from thinwire.metrics.view import RunView
 from thinwire.run.settings import parse_join, parse_train
 
@@ -220,7 +220,7 @@ def test_names_that_do_not_exist_are_refused_with_those_that_do(words, parts, tm
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("name", registry.TRACKERS)
+@pytest.mark.parametrize("name", TRACKERS.names())
 def test_a_missing_package_is_refused_before_anything_is_made(name, config, tmp_path, monkeypatch, capsys):
     for module in (name, f"thinwire.metrics.trackers.{name}", "torch.utils.tensorboard"):
         monkeypatch.delitem(sys.modules, module, raising=False)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from helpers import TINY
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.pipeline.boundary import Boundary, Packed
 
 
 def boundary(vocabulary: int) -> Boundary:
     model = replace(TINY, vocabulary=vocabulary, context=4)
-    return Boundary(registry.build(registry.defaults("subspace", rank=4, fixed_cache_mb=0), model), batch=1, time=4)
+    return Boundary(make_codec(codec_defaults("subspace", rank=4, fixed_cache_mb=0), model), batch=1, time=4)
 
 
 @pytest.mark.parametrize("vocabulary, width", [(65_536, 2), (65_537, 4), (150_000, 4)])

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from helpers import MICROBATCH, gradients, make_pipeline, random_ids, relative
-from thinwire.codecs import registry
+from thinwire.config.registry import CODECS
 from thinwire.model.ends import Context
 
-VARIANTS = [(name, {}) for name in registry.names()]
+VARIANTS = [(name, {}) for name in CODECS.names()]
 VARIANTS += [
     ("dense", {"bits": 4}),
     ("subspace", {"rank": 5, "bits": 3}),
@@ -83,7 +83,7 @@ def test_options_of_a_quantiser_that_is_not_there_are_refused(options):
 
 def test_what_leaves_a_stage_is_contiguous():
     """As gloo and older engines demand."""
-    for name in registry.names():
+    for name in CODECS.names():
         pipeline = make_pipeline(name, stages=2)
         payload = pipeline.stages[0](random_ids(batch=MICROBATCH), (), Context(0, torch.arange(MICROBATCH)))
         assert all(tensor.is_contiguous() for tensor in payload), name

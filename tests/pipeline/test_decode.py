@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers import TINY, make_pipeline
-from thinwire.codecs.registry import BUILT_IN
+from thinwire.config.registry import CODECS
 from thinwire.model.ends import Context
 from thinwire.pipeline.decode import CHUNK, Writer, chosen_slot, chunks, forward_slots
 
@@ -88,7 +88,7 @@ def test_the_last_chunk_is_filled_up():
     assert list(chunks([])) == []
 
 
-@pytest.mark.parametrize("codec", BUILT_IN)
+@pytest.mark.parametrize("codec", CODECS.built_in)
 def test_every_codec_has_forms_for_prompt_and_token_and_writes(codec):
     options = {"rank": 4} if codec in ("subspace", "anchored", "lowrank") else {}
     pipeline = make_pipeline(codec, dtype="fp32", **options)

@@ -15,7 +15,7 @@ from jobs import local_roster, train_stage
 from memory.forced import train_forced
 from patience import HANG
 from runs import train
-from thinwire.codecs import registry
+from thinwire.config.registry import CODECS
 from thinwire.config.sections import Dtype
 from thinwire.run.settings import parse_train
 
@@ -33,7 +33,7 @@ QUICK = {
 """The cases of `make test`: codec, wire, computation."""
 MATRIX = [
     pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full, id="-".join(case))
-    for case in itertools.product(registry.names(), DTYPES, DTYPES)
+    for case in itertools.product(CODECS.names(), DTYPES, DTYPES)
 ]
 
 
@@ -53,7 +53,7 @@ def test_three_steps_have_the_bits_of_one_process(pool, identities, config, tmp_
     assert together["steps"] == 3 and together["weights_sha256"] == alone["weights_sha256"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "subspace" else pytest.mark.full) for name in registry.names()])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "subspace" else pytest.mark.full) for name in CODECS.names()])
 def test_within_a_budget(config, tmp_path, name):
     """Blocks are offloaded, recomputed and kept in turn, in as little room as that can do with."""
     words = (*SHORT, "--codec.name", name, "--codec.dtype", "fp32", "--pipeline.microbatches", "4", "--model.dropout", "0.1")

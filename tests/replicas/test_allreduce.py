@@ -9,7 +9,7 @@ from replicas.together import together
 from thinwire.bits.packing import make_packing
 from thinwire.config.sections import ReplicasConfig, RunConfig
 from thinwire.replicas.allreduce import mean
-from thinwire.replicas.exchange import build
+from thinwire.replicas.exchange import make_exchange
 
 
 def numbers(replica: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -127,7 +127,7 @@ def exchange(text: str, count: int = 2) -> RunConfig:
 def test_the_method_packs_as_it_is_told(text, least, most):
     def task(peers):
         named = dict(zip("abcd", numbers(peers.index, torch.float32), strict=True))
-        method = build(exchange(text), peers, named)
+        method = make_exchange(exchange(text), peers, named)
         method.gradients(named, 0)
         return named, method.meets(0)
 
@@ -141,4 +141,4 @@ def test_the_method_packs_as_it_is_told(text, least, most):
 
 def test_an_unknown_packing_is_refused_before_anything_is_sent():
     with pytest.raises(ValueError, match="unknown packing 'int7'; choose"):
-        together(2, lambda peers: build(exchange("allreduce:packing=int7"), peers, {}))
+        together(2, lambda peers: make_exchange(exchange("allreduce:packing=int7"), peers, {}))

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from replicas.together import together
 from thinwire.bits.sparse import Sparse
+from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
-from thinwire.replicas.exchange import METHODS, read_exchange
+from thinwire.replicas.exchange import read_exchange
 from thinwire.replicas.gravac import COMPRESSORS, Controller, GraVAC, GraVACOptions, Rules, anywhere, ladder, saturated, top
 from thinwire.replicas.peers import Peers
 
@@ -216,7 +217,7 @@ BUSY = {"minimum": 4.0, "maximum": 64.0, "gain": 0.8, "window": 4, "smoothing": 
 
 
 def test_it_is_found_by_name_with_its_options():
-    assert "gravac" in METHODS
+    assert "gravac" in EXCHANGES.names()
     kind, options = read_exchange("gravac:minimum=3,gain=0.7,policy=exponential,compressor=randomk")
     assert kind is GraVAC and options == GraVACOptions(minimum=3.0, gain=0.7, policy="exponential", compressor="randomk")
     options.check(RunConfig())

@@ -11,9 +11,9 @@ from helpers import TINY
 from replicas.together import together
 from thinwire.bits.grid import make_grid
 from thinwire.bits.packing import make_packing
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import PipelineConfig, ReplicasConfig, RunConfig
-from thinwire.replicas.exchange import build, read_exchange
+from thinwire.replicas.exchange import make_exchange, read_exchange
 from thinwire.replicas.hybrid import PRESETS, Hybrid
 from thinwire.replicas.peers import Peers
 
@@ -22,7 +22,7 @@ SHAPES = {"matrix": (64, 512), "vector": (512,)}
 
 def config_of(text: str, stages: int = 2, codec: str = "dense", **options) -> RunConfig:
     replicas = ReplicasConfig(count=2, exchange=f"hybrid{text}")
-    return RunConfig(replicas=replicas, pipeline=PipelineConfig(stages=stages), codec=registry.defaults(codec, **options))
+    return RunConfig(replicas=replicas, pipeline=PipelineConfig(stages=stages), codec=codec_defaults(codec, **options))
 
 
 def check(config: RunConfig) -> None:
@@ -35,7 +35,7 @@ def script(step: int, replica: int, dtype: torch.dtype = torch.float32) -> dict[
 
 
 def exchange_of(peers: Peers, text: str, like: dict[str, torch.Tensor] | None = None) -> Hybrid:
-    method = build(config_of(text, stages=1), peers, script(0, 0) if like is None else like)
+    method = make_exchange(config_of(text, stages=1), peers, script(0, 0) if like is None else like)
     assert isinstance(method, Hybrid) and method.meets(0)
     return method
 
@@ -80,7 +80,7 @@ def test_boundaries_of_a_policy_have_its_rate(text, codec, options, rate):
     config = config_of(text, codec=codec, **options)
     check(config)
     width = 2048
-    spec = registry.build(config.codec, dataclasses.replace(TINY, width=width)).spec(2, 4)
+    spec = make_codec(config.codec, dataclasses.replace(TINY, width=width)).spec(2, 4)
     for direction in ("forward", "backward"):
         assert spec.bytes_per_token(direction) * 8 / width == pytest.approx(rate, rel=0.01)
 

@@ -15,7 +15,7 @@ from thinwire.model.ends import Context
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer, rate_factor
 from thinwire.pipeline.inprocess import Pipeline
-from thinwire.replicas.exchange import build, read_exchange
+from thinwire.replicas.exchange import make_exchange, read_exchange
 from thinwire.replicas.ist import deal, gain, keep_block, own_block, partition, put_block, quotas, read_shares
 
 SMALL = replace(TINY, layers=2, context=6)
@@ -120,7 +120,7 @@ class Replica:
         self.config, self.peers = config, peers
         self.pipeline: Pipeline = make_pipeline(codec, config.model, stages, **({"rank": 6} if codec == "subspace" else {}))
         self.optimizers = [StageOptimizer(stage, config.train) for stage in self.pipeline.stages]
-        self.methods = [build(config, peers, optimizer.named) for optimizer in self.optimizers]
+        self.methods = [make_exchange(config, peers, optimizer.named) for optimizer in self.optimizers]
 
     @property
     def named(self) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from replicas.together import together
 from thinwire.config.sections import ReplicasConfig, RunConfig, TrainConfig
-from thinwire.replicas.exchange import build, read_exchange
+from thinwire.replicas.exchange import make_exchange, read_exchange
 from thinwire.replicas.local import Local
 
 SHAPES = {"matrix": (6, 9), "gains": (5,), "table": (11, 4)}
@@ -43,7 +43,7 @@ def run(method: Local, named: dict[str, Tensor], steps: range) -> dict[str, Tens
 def trained(config: RunConfig, steps: int, dtype: torch.dtype = torch.float64) -> list[tuple[dict[str, Tensor], Local]]:
     def task(peers):
         named = beginning(dtype)
-        method = build(config, peers, named)
+        method = make_exchange(config, peers, named)
         return run(method, named, range(steps)), method
 
     return together(config.replicas.count, task, config.replicas.graph)
@@ -92,7 +92,7 @@ def test_gradients_are_averaged_in_warm_up_and_replicas_part_from_there():
 
     def task(peers):
         named = beginning(torch.float64)
-        method = build(configured(spec, 7), peers, named)
+        method = make_exchange(configured(spec, 7), peers, named)
         for step in range(7):
             gradients = {name: update(tensor, step, peers.index) for name, tensor in named.items()}
             method.gradients(gradients, step)
@@ -133,10 +133,10 @@ def test_a_run_continues_from_its_state_bit_for_bit(stop):
 
     def broken(peers):
         named = beginning(torch.float32)
-        method = build(config, peers, named)
+        method = make_exchange(config, peers, named)
         run(method, named, range(stop))
         fresh = {name: torch.full_like(tensor, 7) for name, tensor in named.items()}
-        again = build(config, peers, fresh)  # made before the checkpoint is read, as a trainer does
+        again = make_exchange(config, peers, fresh)  # made before the checkpoint is read, as a trainer does
         for name, tensor in fresh.items():
             tensor.copy_(named[name])
         again.load_state(method.state)
@@ -151,7 +151,7 @@ def test_a_step_that_is_not_committed_leaves_no_trace():
 
     def task(peers):
         named = beginning(torch.float64)
-        method = build(config, peers, named)
+        method = make_exchange(config, peers, named)
         method.gradients({}, 0)
         assert not method.state
         run(method, named, range(1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from replicas.together import together
 from thinwire.config.sections import ReplicasConfig, RunConfig, TrainConfig
-from thinwire.replicas.exchange import build, read_exchange
+from thinwire.replicas.exchange import make_exchange, read_exchange
 from thinwire.replicas.graph import Graph, make_graph
 from thinwire.replicas.powergossip import PowerGossip, directions_drawn, goes_forward, orthonormal, part, product
 
@@ -157,7 +157,7 @@ def test_the_method_on_threads_is_the_simulation(rank, warm):
 
     def task(peers):
         named = parameters_of(peers.index)
-        method = build(config, peers, named)
+        method = make_exchange(config, peers, named)
         for step in range(2):
             method.parameters(named, None, step)
             method.commit()
@@ -182,13 +182,13 @@ def test_a_run_continues_from_its_state_bit_for_bit_and_ends_with_one_model(warm
 
     def whole(peers):
         named = parameters_of(peers.index, torch.float32)
-        return run(build(config, peers, named), named, range(7))
+        return run(make_exchange(config, peers, named), named, range(7))
 
     def broken(peers):
         named = parameters_of(peers.index, torch.float32)
-        method = build(config, peers, named)
+        method = make_exchange(config, peers, named)
         run(method, named, range(4))
-        again = build(config, peers, named)
+        again = make_exchange(config, peers, named)
         again.load_state(method.state)
         return run(again, named, range(4, 7))
 
@@ -201,7 +201,7 @@ def test_a_run_continues_from_its_state_bit_for_bit_and_ends_with_one_model(warm
 def test_both_ends_of_an_edge_hold_the_same_directions():
     def task(peers):
         named = parameters_of(peers.index, torch.float32)
-        method = build(CONFIG, peers, named)
+        method = make_exchange(CONFIG, peers, named)
         run(method, named, range(3))
         return method.state, method.figures
 
@@ -218,7 +218,7 @@ def test_a_moved_basis_turns_the_directions_that_lie_in_coordinates():
 
     def task(peers):
         named = parameters_of(peers.index)
-        method = build(CONFIG, peers, named)
+        method = make_exchange(CONFIG, peers, named)
         run(method, named, range(1))
         before = {name: tensor.clone() for name, tensor in method.state.items()}
         method.carry_over(rotation, {"wide": 0})
@@ -237,7 +237,7 @@ def test_options_and_a_state_with_gaps_are_refused():
     other = replace(CONFIG, replicas=replace(CONFIG.replicas, exchange="powergossip:iterations=1,rank=2"))
 
     def task(peers):
-        method = build(CONFIG, peers, parameters_of(peers.index))
+        method = make_exchange(CONFIG, peers, parameters_of(peers.index))
         with pytest.raises(ValueError, match="holds no counter, which powergossip needs"):
             method.load_state({"anchor/wide": torch.zeros(6, 9)})
         run(method, parameters_of(peers.index), range(1))
@@ -245,6 +245,6 @@ def test_options_and_a_state_with_gaps_are_refused():
         with pytest.raises(ValueError, match=r"holds no direction\.0-1/tall"):
             method.load_state(without)
         with pytest.raises(ValueError, match=r"wide of shape \(6, 1\) where powergossip needs \(6, 2\)"):
-            build(other, peers, parameters_of(peers.index)).load_state(method.state)
+            make_exchange(other, peers, parameters_of(peers.index)).load_state(method.state)
 
     together(2, task)

@@ -14,7 +14,7 @@ from patience import HANG
 from replicas import referee
 from replicas.together import together
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig
-from thinwire.replicas.exchange import build
+from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.powersgd import PowerSGD, added, orthonormal, product
 
@@ -26,7 +26,7 @@ def config_of(rank: int, count: int = 2, seed: int = 0) -> RunConfig:
 
 
 def exchange_of(peers: Peers, rank: int, like: dict[str, torch.Tensor], seed: int = 0) -> PowerSGD:
-    method = build(config_of(rank, max(peers.count, 2), seed), peers, like)
+    method = make_exchange(config_of(rank, max(peers.count, 2), seed), peers, like)
     assert isinstance(method, PowerSGD)
     return method
 
@@ -281,7 +281,7 @@ def test_sums_and_products_are_right():
 def test_ranks_that_gain_nothing_are_refused(rank):
     config = RunConfig(model=ModelConfig(width=256), replicas=ReplicasConfig(count=2, exchange=f"powersgd:rank={rank}"))
     with pytest.raises(ValueError, match=f"the rank of powersgd is {rank}; .* width 256 .* 1 to 255; choose one such as 4"):
-        together(2, lambda peers: build(config, peers, {}))
+        together(2, lambda peers: make_exchange(config, peers, {}))
 
 
 def test_first_steps_travel_whole_where_asked():
@@ -289,7 +289,7 @@ def test_first_steps_travel_whole_where_asked():
     gradients = [{"matrix": torch.randn(20, 15, generator=torch.Generator().manual_seed(replica))} for replica in range(2)]
 
     def task(peers):
-        method = build(config, peers, {"matrix": torch.zeros(20, 15)})
+        method = make_exchange(config, peers, {"matrix": torch.zeros(20, 15)})
         found = []
         for step in range(2):
             named = {"matrix": gradients[peers.index]["matrix"].clone()}

@@ -21,7 +21,7 @@ from replicas.together import together
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
 from thinwire.link.roster import Place
 from thinwire.model.cut import StagePlan
-from thinwire.replicas.exchange import build
+from thinwire.replicas.exchange import make_exchange
 
 STEPS, REPLICAS, SLOW = 12, 4, 3
 METHODS = {
@@ -109,11 +109,11 @@ class Optimizer:
 
 def parameters() -> dict[str, nn.Parameter]:
     """Make the parameters of one layer, the same for every replica."""
+    from thinwire.codecs.build import codec_defaults
     from thinwire.codecs.dense import Dense
-    from thinwire.codecs.registry import find
     from thinwire.model.stage import Stage
 
-    codec = Dense(find("dense").Options(name="dense"), MODEL, seed=0)
+    codec = Dense(codec_defaults("dense"), MODEL, seed=0)
     return Stage(MODEL, StagePlan(0, 1, range(1)), codec, 0, 0).trained()
 
 
@@ -129,7 +129,7 @@ def progress(method: str, graph: str) -> list[tuple[int, int]]:
     def work(peers):
         peers.wires = {other: Line(world, peers.index, other) for other in peers.wires}
         named = parameters()
-        exchange, generator = build(config, peers, named), torch.Generator().manual_seed(peers.index)
+        exchange, generator = make_exchange(config, peers, named), torch.Generator().manual_seed(peers.index)
         for step in range(STEPS):
             gradients = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in named.items()}
             exchange.gradients(gradients, step)

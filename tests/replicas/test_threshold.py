@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from replicas.together import together
 from thinwire.bits.sparse import Sparse
+from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
-from thinwire.replicas.exchange import METHODS, read_exchange
+from thinwire.replicas.exchange import read_exchange
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.threshold import Memory, Threshold, ThresholdOptions, choose
 
@@ -59,7 +60,7 @@ def train(peers: Peers, steps: int, dtype: torch.dtype = torch.float64, **option
 
 
 def test_it_is_found_by_name_with_its_options():
-    assert "threshold" in METHODS
+    assert "threshold" in EXCHANGES.names()
     kind, options = read_exchange("threshold:density=0.05,lifespan=7,feedback=false")
     assert kind is Threshold and options == ThresholdOptions(density=0.05, lifespan=7, feedback=False)
     assert alone().talks_before(0) and not alone().talks_after(0)

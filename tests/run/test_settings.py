@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patience import HANG
-from thinwire.codecs import registry
+from thinwire.codecs.build import codec_defaults
 from thinwire.config import toml as configfile
+from thinwire.config.registry import CODECS
 from thinwire.config.sections import DataConfig, ModelConfig, RunConfig, TrainConfig
 from thinwire.run import settings
 from thinwire.run.settings import flatten, from_toml, load, parse_train, shared_hash, to_toml
@@ -50,7 +51,7 @@ def start(run, *argv: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("name", configfile.packaged())
-@pytest.mark.parametrize("codec", registry.names())
+@pytest.mark.parametrize("codec", CODECS.names())
 def test_every_packaged_config_passes_with_every_codec(name, codec):
     command = parse_train(["--config", name, "--codec.name", codec])
     assert command.config.codec.name == codec
@@ -140,19 +141,19 @@ def test_the_default_folder_follows_config_codec_and_seed(tmp_path):
 def test_a_file_needs_only_what_differs(tmp_path):
     (tmp_path / "mine.toml").write_text("[train]\nsteps = 3\nrate = 1\n")
     config = parse_train(["--config", "mine.toml"]).config
-    assert config == settings.resolve(changed(RunConfig(codec=registry.defaults("subspace")), train__steps=3, train__rate=1.0))
+    assert config == settings.resolve(changed(RunConfig(codec=codec_defaults("subspace")), train__steps=3, train__rate=1.0))
     assert type(config.train.rate) is float
 
 
 def test_another_codec_drops_options_it_does_not_have_and_keeps_the_rest(tmp_path):
     (tmp_path / "mine.toml").write_text('[codec]\nname = "subspace"\nrank = 8\ndtype = "fp32"\n')
     options = parse_train(["--config", "mine.toml", "--codec.name", "dense"]).config.codec
-    assert options == registry.defaults("dense", dtype="fp32")
+    assert options == codec_defaults("dense", dtype="fp32")
 
 
 def test_another_codec_starts_from_its_own_defaults():
-    assert parse_train(["--codec.name", "quantize"]).config.codec == registry.defaults("quantize")
-    assert registry.defaults("quantize").bits == 8
+    assert parse_train(["--codec.name", "quantize"]).config.codec == codec_defaults("quantize")
+    assert codec_defaults("quantize").bits == 8
 
 
 def test_help_lists_the_chosen_codecs_options(capsys):
@@ -500,7 +501,7 @@ def test_toml_round_trip_is_exact(cache, rate, seconds, steps, bias, codec, spli
         data=DataConfig(cache=cache),
         model=ModelConfig(output_bias=bias),
         train=TrainConfig(rate=rate, seconds=seconds, steps=steps),
-        codec=registry.defaults(codec),
+        codec=codec_defaults(codec),
     )
     config = changed(config, pipeline__split=split)
     assert from_toml(to_toml(config)) == config
@@ -520,7 +521,7 @@ def test_the_written_file_is_complete_toml():
 
 
 def test_an_unset_value_with_another_default_cannot_be_written():
-    config = changed(load("small"), codec=registry.defaults("quantize", bits=None))
+    config = changed(load("small"), codec=codec_defaults("quantize", bits=None))
     with pytest.raises(ValueError, match=r"codec.bits is unset.*default is 8"):
         to_toml(config)
 

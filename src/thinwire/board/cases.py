@@ -14,8 +14,8 @@ from thinwire.board.command import OURS, CompareCommand
 from thinwire.board.exchanges import compressed, identity, meeting_every, refuse_wrong_replicas
 from thinwire.board.spec import Spec, parse_spec
 from thinwire.board.subject import CODECS, EXCHANGES, Subject
-from thinwire.codecs import registry
 from thinwire.codecs.base import LossyOptions
+from thinwire.config import registry
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import flatten, from_table, load, near, to_toml
 from thinwire.pipeline.inprocess import build_codec
@@ -72,7 +72,7 @@ class Case:
     @property
     def depends_on_microbatch(self) -> bool:
         """Tell whether another number of microbatches is another training."""
-        return registry.find(self.config.codec.name).depends_on_microbatch
+        return registry.CODECS.load(self.config.codec.name).depends_on_microbatch
 
     @property
     def keeps_microbatches(self) -> bool:
@@ -141,7 +141,7 @@ def prepare(command: CompareCommand) -> list[Case]:
     train, pipeline = replace(start.train, steps=steps, seconds=None), replace(start.pipeline, mode=mode)
     base = replace(start, seed=seeds[0], train=train, pipeline=pipeline, link=replace(start.link, profile="open"))
     typed = ("--config", command.config, *command.words)
-    specs = command.specs or tuple(map(parse_spec, registry.names()))
+    specs = command.specs or tuple(map(parse_spec, registry.CODECS.names()))
     cases: list[Case] = []
     for spec in specs:
         try:
@@ -160,7 +160,7 @@ def settings_of(spec: Spec, base: RunConfig) -> RunConfig:
     config = base
     if spec.codec is not None:
         options = {"name": spec.codec, **dict(spec.options)}
-        config = replace(base, codec=from_table(registry.find(spec.codec).Options, options, "options", "codec"))
+        config = replace(base, codec=from_table(registry.CODECS.load(spec.codec).Options, options, "options", "codec"))
     for word, value in spec.words:
         config = replace_word(config, word, value)
     check(config)

@@ -16,7 +16,7 @@ import sys
 import textwrap
 
 from thinwire import __version__
-from thinwire.config.catalog import listed
+from thinwire.config.choices import choices
 
 VERBS = {
     "train": ("train a model, all its stages and what crosses between them", "thinwire.cli.train:main"),
@@ -40,7 +40,7 @@ def overview() -> str:
     lines = ["usage: thinwire VERB [WORDS ...]", "", "Train one transformer across machines joined by thin links.", ""]
     lines += [f"  {verb:{width}}{help_line}" for verb, (help_line, _) in VERBS.items()]
     lines += ["", "What can be named in the words of train, join, import, compare and memory:", ""]
-    for word, names in listed().items():
+    for word, names in choices().items():
         lines += textwrap.wrap(names, 79, initial_indent=f"  {word:21}", subsequent_indent=" " * 23)
     return "\n".join([*lines, "", "thinwire VERB --help lists the words of a verb; thinwire --version prints the version."])
 

@@ -7,7 +7,7 @@ from typing import Any
 from thinwire.cluster.launch import launch
 from thinwire.metrics.news import tell
 from thinwire.metrics.progress import Progress
-from thinwire.metrics.trackers.registry import open_trackers
+from thinwire.metrics.trackers.open import open_trackers
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.inprocess import build_pipeline
 from thinwire.run.farewell import farewell, go_on_command, last_words

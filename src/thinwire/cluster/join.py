@@ -18,7 +18,7 @@ from thinwire.link.roster import Place, Roster, read_roster
 from thinwire.link.tls import Identity, load_identity
 from thinwire.metrics.news import cause, named, tell
 from thinwire.metrics.progress import Progress
-from thinwire.metrics.trackers.registry import open_trackers
+from thinwire.metrics.trackers.open import open_trackers
 from thinwire.run.farewell import farewell, go_on_command, last_words
 from thinwire.run.inputs import check_inputs
 from thinwire.run.settings import JoinCommand, parse_join

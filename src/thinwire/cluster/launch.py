@@ -16,7 +16,7 @@ from thinwire.cluster.seat import Seat
 from thinwire.cluster.supervisor import Say, run_crew
 from thinwire.link.roster import Place
 from thinwire.metrics.track import Tracker
-from thinwire.metrics.trackers.registry import open_trackers
+from thinwire.metrics.trackers.open import open_trackers
 from thinwire.metrics.view import RunView
 from thinwire.run.folder import folder_of, kept_by_all, summarised, write_summary
 from thinwire.run.settings import TrainCommand

@@ -1,1 +1,1 @@
-"""Codecs: what crosses a boundary, and how. `base.py` is the seam, `registry.py` finds them by name."""
+"""Codecs: what crosses a boundary, and how. `base.py` is the seam, `build.py` makes one from its options."""

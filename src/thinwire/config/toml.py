@@ -100,10 +100,10 @@ def from_toml(text: str, where: str = CONFIG_FILE) -> RunConfig:
 
 def codec_from_table(table: Any, where: str) -> Any:
     """Read the options of the codec that the table names."""
-    from thinwire.codecs import registry  # not at the top: it imports torch
+    from thinwire.config.registry import CODECS
 
     table = {"name": DEFAULT_CODEC, **as_table(table, where, "codec")}
-    kind = registry.find(fit(str, table["name"], f"{where}: codec.name")).Options
+    kind = CODECS.load(fit(str, table["name"], f"{where}: codec.name")).Options
     return from_table(kind, table, where, "codec")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import DTYPES, Codec
-from thinwire.codecs.registry import build
+from thinwire.codecs.build import make_codec
 from thinwire.config.sections import Dtype, RunConfig
 from thinwire.link.message import ANY, Form
 from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
@@ -32,7 +32,7 @@ from thinwire.run.stop import Abandoned
 def build_codec(config: RunConfig) -> Codec:
     """Make the codec that a config describes."""
     compute = torch.float32 if config.train.dtype == "bf16" else DTYPES[config.train.dtype]
-    return build(config.codec, config.model, seed=config.seed, compute=compute)
+    return make_codec(config.codec, config.model, seed=config.seed, compute=compute)
 
 
 def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:

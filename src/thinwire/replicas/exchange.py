@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from thinwire.config.catalog import EXCHANGES as METHODS
+from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
 from thinwire.config.specs import split_spec
 from thinwire.model.subspace.drift import carry_over
@@ -95,18 +94,10 @@ class Exchange:
                 carry_over(tensor, rotation_KK, axes[parameter])
 
 
-def find(name: str) -> type[Exchange]:
-    """Return the method of that name, importing only its own module."""
-    if name not in METHODS:
-        raise ValueError(f"unknown exchange {name!r}; choose one of {', '.join(METHODS)}: write {FORM}")
-    module, _, attribute = METHODS[name].partition(":")
-    return getattr(import_module(module), attribute)
-
-
 def read_exchange(text: str) -> tuple[type[Exchange], Any]:
     """Read a spec into a method and its options; refuse what the method does not have."""
     name, given = split_spec(text, "method", FORM)
-    kind = find(name)
+    kind = EXCHANGES.load(name)
     known = {field.name: field for field in dataclasses.fields(kind.Options)}
     for word, value in given.items():
         if word not in known:
@@ -120,7 +111,7 @@ def read_exchange(text: str) -> tuple[type[Exchange], Any]:
     return kind, kind.Options(**given)
 
 
-def build(config: RunConfig, peers: Peers, parameters: Named) -> Exchange:
+def make_exchange(config: RunConfig, peers: Peers, parameters: Named) -> Exchange:
     """Make the method that a config names; a single replica needs none."""
     if config.replicas.count == 1:
         return Exchange(Options(), config, peers, parameters)

@@ -66,10 +66,10 @@ def check(config: RunConfig) -> None:
     check_pipeline(config)
     if config.memory.budget is not None:
         read_size(config.memory.budget)
-    from thinwire.codecs import registry  # not at the top: it imports torch
+    from thinwire.codecs.build import make_codec  # not at the top: it imports torch
 
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-    if registry.build(config.codec, config.model).constrains:
+    if make_codec(config.codec, config.model).constrains:
         constrained_layers(config.model, ranges)
     if len(ranges) > 1 and getattr(config.codec, "from_layer", 0) > ranges[-1].start:
         raise ValueError(

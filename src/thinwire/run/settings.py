@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from thinwire.config.catalog import listed
+from thinwire.config.choices import choices
 from thinwire.config.mistakes import meant, refuse_expanded
+from thinwire.config.registry import CODECS, TRACKERS
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import ADJUSTABLE, CONFIG_FILE, LOCAL, RESHAPING, flatten, from_toml, load, read, shared_hash, to_toml
-from thinwire.metrics.trackers.registry import TRACKERS, check_names
+from thinwire.metrics.trackers.open import check_names
 from thinwire.model.cut import cut_layers
 from thinwire.run.check import check
 from thinwire.run.folder import is_begun, is_free, is_half_forked
@@ -126,7 +127,7 @@ def named_trackers(argv: list[str]) -> tuple[str, ...]:
             names.append(token)
     if "--track" in argv and not names:
         raise ValueError(
-            f"--track stands without a name; choose from {', '.join(TRACKERS)}, or leave it out: metrics/*.jsonl is always written"
+            f"--track stands without a name; choose from {', '.join(TRACKERS.names())}, or leave it out: metrics/*.jsonl is always written"
         )
     return check_names(names)
 
@@ -165,20 +166,19 @@ def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> Run
     kind = words_of(type(base.codec))
     default = kind(**{entry.name: getattr(base, entry.name) for entry in fields(RunConfig)})
     description = "Train a model. Every field of the config can be overridden; --codec.name NAME --help lists that codec's options."
-    description += "".join(f"\n\n{word}: {names}." for word, names in listed().items())
+    description += "".join(f"\n\n{word}: {names}." for word, names in choices().items())
     given = tyro.cli(kind, prog="thinwire train", description=description, args=argv, default=default, use_underscores=True)
     return RunConfig(**{entry.name: getattr(given, entry.name) for entry in fields(RunConfig)})
 
 
 def resolve(config: RunConfig) -> RunConfig:
     """Write down where the data is, wherever the run goes on, and how many layers are free: then another cut is the same network."""
-    from thinwire.codecs import registry  # not at the top: it imports torch
 
     data = config.data
     config = dataclasses.replace(
         config, data=dataclasses.replace(data, source=absolute(data.source, "stdlib"), tokenizer=absolute(data.tokenizer, "train"))
     )
-    if config.model.free_layers is not None or not registry.find(config.codec.name).constrains:
+    if config.model.free_layers is not None or not CODECS.load(config.codec.name).constrains:
         return config
     last = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)[-1]
     return dataclasses.replace(config, model=dataclasses.replace(config.model, free_layers=len(last)))
@@ -202,18 +202,17 @@ def words_of(codec_options: type) -> Any:
         ("run", word(str, "Run folder."), field(default="runs/CONFIG-CODEC-SEED")),
         ("resume", word(bool, "Go on with the run in that folder.", tyro.conf.FlagCreatePairsOff), field(default=False)),
         ("fork", word(str, "Begin the new run from the newest checkpoint of this one.", tyro.conf.arg(name="from")), field(default="")),
-        ("track", word(tuple[str, ...], f"Draw curves too, with {' or '.join(TRACKERS)} or both."), field(default=())),
+        ("track", word(tuple[str, ...], f"Draw curves too, with {' or '.join(TRACKERS.names())} or both."), field(default=())),
     ]
     return dataclasses.make_dataclass("Words", added, bases=(RunConfig,), frozen=True, kw_only=True)
 
 
 def chosen_codec(base: Any, name: str | None) -> Any:
     """Return the options of the codec named on the command line, with what the base sets and the new codec also has."""
-    from thinwire.codecs import registry  # not at the top: it imports torch
 
     if name is None or name == base.name:
         return base
-    kind = registry.find(name).Options
+    kind = CODECS.load(name).Options
     known = {entry.name for entry in fields(kind)}
     # Only what differs from its default was chosen; the rest is the new codec's own to decide.
     kept = {entry.name: getattr(base, entry.name) for entry in fields(base) if getattr(base, entry.name) != entry.default}
@@ -238,10 +237,9 @@ def refuse_unknown(words: dict[str, str | None], base: RunConfig) -> None:
 
 def others(word: str) -> str:
     """Say which codecs have an option of this name, if any."""
-    from thinwire.codecs import registry  # not at the top: it imports torch
 
     option = word.removeprefix("codec.")
-    having = [name for name in registry.BUILT_IN if option in {entry.name for entry in fields(registry.find(name).Options)}]
+    having = [name for name in CODECS.built_in if option in {entry.name for entry in fields(CODECS.load(name).Options)}]
     return f"; --codec.{option} is an option of {', '.join(having)}: choose one with --codec.name" if having else ""
 
 
@@ -308,10 +306,9 @@ def reshaped(stored: RunConfig, words: dict[str, str | None]) -> RunConfig:
 
 def refuse_other_microbatches(run: Path, stored: RunConfig, config: RunConfig) -> None:
     """Refuse to feed a codec other microbatches if what it sends depends on them."""
-    from thinwire.codecs import registry  # not at the top: it imports torch
 
     before, after = stored.pipeline.microbatches, config.pipeline.microbatches
-    if before != after and registry.find(config.codec.name).depends_on_microbatch:
+    if before != after and CODECS.load(config.codec.name).depends_on_microbatch:
         raise ValueError(
             f"cannot resume {run} with pipeline.microbatches {after}, it has {before}: what the codec {config.codec.name!r} sends depends "
             "on the microbatch; leave that out, or start a new run with another --run"

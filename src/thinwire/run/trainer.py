@@ -75,7 +75,7 @@ class Trainer:
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
         pipeline.memory.adopt(self.optimizers)
         trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
-        self.exchange = exchange.build(config, pipeline.peers, trained)
+        self.exchange = exchange.make_exchange(config, pipeline.peers, trained)
         self.facts = checkpoint.facts(config, about["data"])
         self.position = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
