@@ -26,9 +26,9 @@ import thinwire.pipeline.neighbours as neighbours
 from testbed import Path, Testbed
 from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.link.identity import load_identity, make_identity
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
-from thinwire.link.tls import load_identity, make_identity
 from thinwire.model.cut import StagePlan
 from thinwire.model.stage import PLAIN
 from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, close_group, open_group

@@ -23,13 +23,14 @@ from thinwire.link.contract import Contract, Cursor, Flow, TensorForm
 from thinwire.link.errors import ProtocolError
 from thinwire.link.frame import HEADER_BYTES, PART_BYTES, Channel, Frame, Kind, Parser, encode
 from thinwire.link.hello import Terms, make_hello
+from thinwire.link.identity import make_identity
 from thinwire.link.inbox import Inbox
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.meter import Meter
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Worker
-from thinwire.link.tls import client_context, make_identity
+from thinwire.link.tcp.contexts import client_context
 
 LEFT, RIGHT = Place(0, 0), Place(0, 1)
 OPTIONS = LinkOptions(credit_frames=8, establish_seconds=2.0, abort_seconds=0.5, close_seconds=1.0, reconnect_seconds=3600.0)

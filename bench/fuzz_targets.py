@@ -25,13 +25,14 @@ from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind, Parser
 from thinwire.link.frame import encode as encode_frame
 from thinwire.link.hello import PeerBehind, PeerReplaced, Terms, decode_hello, judge, make_hello
+from thinwire.link.identity import make_identity
 from thinwire.link.inbox import Inbox
 from thinwire.link.link import Link
 from thinwire.link.meter import Meter
 from thinwire.link.options import LinkOptions
 from thinwire.link.outbox import Outbox
 from thinwire.link.roster import STANDBYS, Place, Roster, Worker, parse_roster, read_roster, roster_text
-from thinwire.link.tls import make_identity, trust
+from thinwire.link.tcp.contexts import trust
 from thinwire.model.cut import StagePlan
 from thinwire.pipeline import forms
 from thinwire.pipeline.backups import MOST_COPIES, PIECE, Copies

@@ -21,10 +21,11 @@ from thinwire.config.profiles import find_profile
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.frame import Channel, Dtype, Frame, Kind
 from thinwire.link.hello import Terms
+from thinwire.link.identity import Identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.roster import Place, Worker
-from thinwire.link.tls import Identity, client_context, make_identity, server_context
+from thinwire.link.tcp.contexts import client_context, server_context
 
 LEFT, RIGHT = Place(0, 0), Place(0, 1)
 FRAME = 80 * 1000

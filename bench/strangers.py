@@ -33,10 +33,10 @@ from testbed.namespaces import ip
 from testbed.path import Path
 from thinwire.link.contract import Contract
 from thinwire.link.hello import Terms
+from thinwire.link.identity import load_identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.roster import Place, Worker
-from thinwire.link.tls import load_identity, make_identity
 
 GOAL_SECONDS = 5.0
 LONGEST_SECONDS = 20.0

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from runs import write_config
-from thinwire.link.tls import Identity, make_identity
+from thinwire.link.identity import Identity, make_identity
 from workers import Pool
 
 torch.set_num_threads(1)

@@ -23,9 +23,9 @@ from thinwire.cluster.scratch import free_ports
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.frame import Frame
+from thinwire.link.identity import Identity
 from thinwire.link.link import Link
 from thinwire.link.roster import STANDBYS, Place, Roster, Worker
-from thinwire.link.tls import Identity
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
 from thinwire.pipeline.engine import Engine

@@ -11,8 +11,8 @@ import pytest
 from thinwire.cli import main as cli
 from thinwire.cluster.places import known_places
 from thinwire.cluster.seat import run_name
+from thinwire.link.identity import fingerprint, load_identity
 from thinwire.link.roster import Place, read_roster
-from thinwire.link.tls import fingerprint, load_identity
 
 EARLIER = Path(__file__).parent / "fixtures" / "earlier"
 EXPECTED = json.loads((EARLIER / "expected.json").read_text())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from thinwire.cli import main as cli
+from thinwire.link.identity import Identity, fingerprint, make_identity
 from thinwire.link.roster import Place, read_roster
-from thinwire.link.tls import Identity, fingerprint, make_identity
 
 
 @pytest.fixture

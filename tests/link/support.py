@@ -13,11 +13,11 @@ from patience import HANG, wait_until
 from thinwire.config.profiles import OPEN, LinkProfile
 from thinwire.link.contract import Contract
 from thinwire.link.hello import Terms
+from thinwire.link.identity import Identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Worker
-from thinwire.link.tls import Identity, make_identity
 
 LEFT, RIGHT = Place(0, 0), Place(0, 1)
 QUICK = LinkOptions(close_seconds=HANG, abort_seconds=HANG, establish_seconds=HANG, reconnect_seconds=HANG)

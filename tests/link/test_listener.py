@@ -11,10 +11,11 @@ from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
 from patience import HANG, wait_until
 from thinwire.link.contract import Contract
 from thinwire.link.frame import Channel, Frame, Kind
+from thinwire.link.identity import Identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
+from thinwire.link.options import SERVICES
 from thinwire.link.roster import STANDBYS, Place, Worker
-from thinwire.link.tls import SERVICES, Identity, make_identity
 
 OTHER = Place(STANDBYS, 0)
 (SERVICE,) = SERVICES

@@ -23,7 +23,7 @@ from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.reception import Reception
 from thinwire.link.roster import Worker
-from thinwire.link.tls import client_context
+from thinwire.link.tcp.contexts import client_context
 
 SKEWED = {"model.width": 128, "codec.name": "dense"}
 SECOND = {

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from thinwire.link.refusals import MOST_ADDRESSES, MOST_LINES, Refusals
-from thinwire.link.room import MOST_QUIET, MOST_TALKING, Guest, Room, neighbourhood
+from thinwire.link.tcp.refusals import MOST_ADDRESSES, MOST_LINES, Refusals
+from thinwire.link.tcp.room import MOST_QUIET, MOST_TALKING, Guest, Room, neighbourhood
 
 NOBODY = socket.socket(socket.AF_UNIX)
 

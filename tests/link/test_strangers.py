@@ -12,11 +12,12 @@ import pytest
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
 from patience import HANG, wait_until
 from thinwire.link.contract import Contract
-from thinwire.link.knock import knock
+from thinwire.link.identity import Identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.roster import Worker
-from thinwire.link.tls import Identity, client_context
+from thinwire.link.tcp.contexts import client_context
+from thinwire.link.tcp.knock import knock
 
 
 @pytest.fixture

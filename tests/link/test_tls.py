@@ -11,14 +11,15 @@ import pytest
 
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
 from patience import HANG, wait_until
-from thinwire.link import tls
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError
+from thinwire.link.identity import certificate_of, fingerprint, load_identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Worker
-from thinwire.link.tls import certificate_of, client_context, fingerprint, load_identity, make_identity, server_context
+from thinwire.link.tcp import contexts
+from thinwire.link.tcp.contexts import client_context, server_context
 
 PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
@@ -49,7 +50,7 @@ def test_a_certificate_of_a_version_that_does_not_exist_is_none(tmp_path):
 def test_a_certificate_that_tls_cannot_use_is_refused_by_its_fingerprint(tmp_path, monkeypatch):
     """The library that reads certificates and the one that uses them may differ."""
     me, other = make_identity(tmp_path / "me", "me"), make_identity(tmp_path / "other", "other")
-    monkeypatch.setattr(tls, "certificate_of", lambda pem: b"x")
+    monkeypatch.setattr(contexts, "certificate_of", lambda pem: b"x")
     with pytest.raises(ValueError, match="TLS cannot use the certificate"):
         server_context(me, [other.certificate])
 

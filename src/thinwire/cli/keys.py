@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from thinwire.link.identity import fingerprint, make_identity, read_certificate
 from thinwire.link.roster import STANDBYS, Place, Roster, Worker, read_roster, write_roster
-from thinwire.link.tls import fingerprint, make_identity, read_certificate
 from thinwire.util.shown import shown
 
 MOST_DAYS = 36500

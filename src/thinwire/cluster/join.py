@@ -14,8 +14,8 @@ from thinwire.cluster.seat import Seat
 from thinwire.cluster.standby import Desk, Questions
 from thinwire.cluster.watch import check_standbys
 from thinwire.link.errors import LinkError
+from thinwire.link.identity import Identity, load_identity
 from thinwire.link.roster import Place, Roster, read_roster
-from thinwire.link.tls import Identity, load_identity
 from thinwire.metrics.news import cause, named, tell
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.trackers.open import open_trackers

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.cluster.seat import run_name
+from thinwire.link.identity import fingerprint
 from thinwire.link.roster import Place, Roster
-from thinwire.link.tls import fingerprint
 from thinwire.util.files import read_small, write_atomic
 from thinwire.util.shown import shown
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from thinwire.link.identity import make_identity
 from thinwire.link.roster import Place, Roster, Worker, write_roster
-from thinwire.link.tls import make_identity
 
 PREFIX = "thinwire-"
 OWNER_FILE = "owner.lock"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.config.sections import RunConfig
+from thinwire.link.identity import Identity
 from thinwire.link.roster import Place, Roster
-from thinwire.link.tls import Identity
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.util.files import write_atomic
 

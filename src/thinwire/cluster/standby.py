@@ -22,12 +22,12 @@ from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.hello import Terms
+from thinwire.link.identity import Identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.message import decode_message
-from thinwire.link.options import LinkOptions
+from thinwire.link.options import SERVICES, LinkOptions
 from thinwire.link.roster import Place, Roster, Worker
-from thinwire.link.tls import SERVICES, Identity
 from thinwire.run.stop import Stop
 
 (SERVICE,) = SERVICES

@@ -28,8 +28,8 @@ from thinwire.cluster.seat import Seat
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import from_toml, to_toml
 from thinwire.link.errors import LinkError, ProtocolError
+from thinwire.link.identity import load_identity
 from thinwire.link.roster import Place, read_roster
-from thinwire.link.tls import load_identity
 from thinwire.run.stop import Stop
 
 GRACE_SECONDS = 10.0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thinwire.link.connection import Connection, tune
-from thinwire.link.knock import knock
+from thinwire.link.identity import Identity, certificate_of, fingerprint
 from thinwire.link.options import LinkOptions
 from thinwire.link.problem import (
     NO_ATTEMPT,
@@ -26,7 +26,8 @@ from thinwire.link.problem import (
     wrong_certificate,
 )
 from thinwire.link.roster import Worker
-from thinwire.link.tls import Identity, certificate_of, client_context, fingerprint
+from thinwire.link.tcp.contexts import client_context
+from thinwire.link.tcp.knock import knock
 
 LOG = logging.getLogger("thinwire.link")
 

@@ -19,11 +19,11 @@ from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.heartbeat import TOKEN
 from thinwire.link.hello import Terms
+from thinwire.link.identity import Identity
 from thinwire.link.listener import Listener
 from thinwire.link.loop import Loop
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Worker
-from thinwire.link.tls import Identity
 
 ECHO_TOKENS = 2**63
 """Tokens of a probe's PINGs begin here, those of the heartbeat at 1."""

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from thinwire.link.connection import Connection, tune
-from thinwire.link.knock import knock
+from thinwire.link.identity import Identity, certificate_of
 from thinwire.link.options import LinkOptions
-from thinwire.link.refusals import Refusals
-from thinwire.link.room import Guest, Room
 from thinwire.link.roster import Place, Worker, split_address
-from thinwire.link.tls import Identity, certificate_of, server_context
+from thinwire.link.tcp.contexts import server_context
+from thinwire.link.tcp.knock import knock
+from thinwire.link.tcp.refusals import Refusals
+from thinwire.link.tcp.room import Guest, Room
 
 ACCEPTS = 64
 """Connections accepted before the handshakes under way are looked at."""

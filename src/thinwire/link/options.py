@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 LINGER_SECONDS = 1.0
 """How long an end that got a goodbye waits for the other to hang up."""
+SERVICES = ("standby",)
+"""What a connection may be for besides the link of two neighbours: the client says so in the handshake (ALPN)."""
 MAX_REASON_LETTERS = 1000
 """Most characters of the reason of an ABORT; a frame has room for them in any script."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.link.tls import certificate_of, written_anew
+from thinwire.link.identity import certificate_of, written_anew
 from thinwire.util.files import atomic_file, read_small
 from thinwire.util.shown import shown
 

@@ -13,11 +13,11 @@ from thinwire.config.toml import shared_settings
 from thinwire.link.contract import Contract
 from thinwire.link.errors import RECOVERING, STOPPING, LinkError, Replaced, reason_of
 from thinwire.link.hello import Terms
+from thinwire.link.identity import Identity
 from thinwire.link.link import Link, More
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.roster import Place, Roster, Worker
-from thinwire.link.tls import Identity
 from thinwire.replicas.graph import make_graph
 
 

@@ -27,8 +27,8 @@ from thinwire.config.mistakes import refuse_expanded
 from thinwire.config.sections import Device, RunConfig
 from thinwire.data.tokenize import end_token
 from thinwire.link.errors import LinkError
+from thinwire.link.identity import load_identity
 from thinwire.link.roster import read_roster
-from thinwire.link.tls import load_identity
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
 from thinwire.pipeline import forms

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from thinwire.link.tls import Identity, certificate_of
+from thinwire.link.identity import Identity, certificate_of
 
 
 def knock(identity: Identity, other: str, *, calling: bool) -> str:

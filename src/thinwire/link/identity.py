@@ -1,16 +1,10 @@
-"""Identities and TLS: self-signed certificates, mutual TLS 1.3, and the roster's certificate as the only trust anchor.
-
-Python's ssl cannot pin a fingerprint, so the peer's whole certificate is loaded as anchor, and after the handshake its bytes are compared
-with the roster's (`certificate_of` gives both sides of the comparison). There is no cleartext mode.
-"""
+"""Identities: a key, a self-signed certificate, and its fingerprint for people to compare."""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
 import re
-import ssl
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +22,6 @@ CERTIFICATE_FILE = "certificate.pem"
 CERTIFICATE_BYTES = 2**16
 """Most bytes of a certificate's file."""
 ONE_CERTIFICATE = re.compile(r"\s*(-----BEGIN CERTIFICATE-----\s[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----)\s*", re.ASCII)
-SERVICES = ("standby",)
-"""What a connection may be for besides the link of two neighbours: the client says so in the handshake (ALPN)."""
 
 
 @dataclass(frozen=True)
@@ -143,41 +135,3 @@ def parse_certificate(pem: str) -> x509.Certificate:
 def fingerprint(pem: str) -> str:
     """Return the sha256 of a certificate in colon groups, for people to compare."""
     return hashlib.sha256(certificate_of(pem)).digest().hex(":").upper()
-
-
-def client_context(identity: Identity, peer: str, service: str | None = None) -> ssl.SSLContext:
-    """Trust one certificate only; ask for a service, or for the link of two neighbours."""
-    context = _context(ssl.PROTOCOL_TLS_CLIENT, identity, [peer])
-    if service is not None:
-        context.set_alpn_protocols([service])
-    return context
-
-
-def server_context(identity: Identity, peers: Iterable[str]) -> ssl.SSLContext:
-    """Trust the given certificates only, and ask the client for one of them."""
-    context = _context(ssl.PROTOCOL_TLS_SERVER, identity, peers)
-    context.num_tickets = 0  # sessions are never resumed
-    context.set_alpn_protocols(SERVICES)
-    return context
-
-
-def _context(protocol: int, identity: Identity, anchors: Iterable[str]) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.check_hostname = False  # the whole certificate is compared instead
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(identity.certificate_path, identity.key_path)
-    for anchor in anchors:
-        trust(context, anchor)
-    return context
-
-
-def trust(context: ssl.SSLContext, pem: str) -> None:
-    """Make a certificate a trust anchor: the very bytes that are compared, and no others."""
-    try:
-        context.load_verify_locations(cadata=certificate_of(pem))
-    except ssl.SSLError as error:
-        raise ValueError(
-            f"TLS cannot use the certificate with the fingerprint {fingerprint(pem)} ({error.reason or error}); "
-            "make that worker's identity again with `thinwire keys`"
-        ) from None
