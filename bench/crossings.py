@@ -19,7 +19,7 @@ from unittest import mock
 
 import thinwire
 from thinwire.cluster.launch import train
-from thinwire.cluster.supervisor import run_crew
+from thinwire.cluster.supervisor import run_workers
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import DataConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.run.trainer import Trainer
@@ -48,15 +48,15 @@ class Trace:
         return {"folder changes": self.crossings, "modules": len(self.modules)}
 
 
-def traced(seat: Any, say: Callable, stop: Any, report: str, **arguments: Any) -> dict[str, Any]:
+def traced(member: Any, say: Callable, stop: Any, report: str, **arguments: Any) -> dict[str, Any]:
     """Be a worker whose warm step and recovery are traced; stage 1 ends itself once."""
     step, recovery, found = Trainer.step, Trace(), {}
 
     def watched(self: Trainer) -> Any:
         number = self.position.step
-        if seat.stage == 1 and number == KILLED and not arguments.get("replacing"):
+        if member.stage == 1 and number == KILLED and not arguments.get("replacing"):
             os._exit(1)
-        if seat.stage == 1:
+        if member.stage == 1:
             return step(self)
         if number == WARM and "step" not in found:
             warm = Trace()
@@ -77,7 +77,7 @@ def traced(seat: Any, say: Callable, stop: Any, report: str, **arguments: Any) -
             raise
 
     with mock.patch.object(Trainer, "step", watched):
-        return train(seat, say, stop, **arguments)
+        return train(member, say, stop, **arguments)
 
 
 def settings(folder: Path) -> RunConfig:
@@ -101,7 +101,7 @@ def main() -> None:
         sys.path.insert(0, str(Path(__file__).parent))
         from crossings import traced as task  # by its importable name: the workers look for it
 
-        run_crew(task, settings(folder), arguments, lambda place, message: None, replacing={"replacing": True})
+        run_workers(task, settings(folder), arguments, lambda worker_id, message: None, replacing={"replacing": True})
         for name, counts in json.loads(report.read_text()).items():
             print(f"{name}: {', '.join(f'{value} {what}' for what, value in counts.items())}")
 

@@ -28,7 +28,8 @@ from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.identity import load_identity, make_identity
 from thinwire.link.options import LinkOptions
-from thinwire.link.roster import Place, Roster, Worker, read_roster, write_roster
+from thinwire.link.peer import Worker, WorkerId
+from thinwire.link.roster import Roster, read_roster, write_roster
 from thinwire.model.cut import StagePlan
 from thinwire.model.stage import PLAIN
 from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, close_group, open_group
@@ -151,11 +152,11 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     neighbours.link_options = lambda link: LinkOptions(**({"congestion": variant} if variant else {}))
     folder = File(order.folder)
     mine = neighbours.Neighbours(
-        read_roster(folder / "roster.toml"), load_identity(folder / f"stage-{order.stage}"), Place(0, order.stage), side
+        read_roster(folder / "roster.toml"), load_identity(folder / f"stage-{order.stage}"), WorkerId(0, order.stage), side
     )
     contracts = {
-        place: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0)
-        for towards, place in mine.place.sides(order.stages).items()
+        worker_id: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0)
+        for towards, worker_id in mine.worker_id.sides(order.stages).items()
     }
     links = mine.open(config, contracts)
     for towards, link in ((-1, links.left), (1, links.right)):
@@ -190,7 +191,7 @@ def run_sides(order: Order, loss: float = 0.0, timeout: float = 300.0) -> dict[s
         for stage in range(order.stages):
             identity = make_identity(File(scratch) / f"stage-{stage}", f"stage-{stage}")
             address = f"{bed.address(stage, towards=stage + 1)}:{PORT}" if stage + 1 < order.stages else None
-            workers.append(Worker(Place(0, stage), identity.certificate, address))
+            workers.append(Worker(WorkerId(0, stage), identity.certificate, address))
         write_roster(File(scratch) / "roster.toml", Roster.of(workers))
         for stage in range(order.stages):
             interface = bed.interface(stage, towards=stage + 1 if stage + 1 < order.stages else stage - 1)

@@ -29,10 +29,10 @@ from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.meter import Meter
 from thinwire.link.options import LinkOptions
-from thinwire.link.roster import Place, Worker
+from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.tcp.contexts import client_context
 
-LEFT, RIGHT = Place(0, 0), Place(0, 1)
+LEFT, RIGHT = WorkerId(0, 0), WorkerId(0, 1)
 OPTIONS = LinkOptions(credit_frames=8, establish_seconds=2.0, abort_seconds=0.5, close_seconds=1.0, reconnect_seconds=3600.0)
 CONTRACT = Contract(incoming=Flow.constant((TensorForm(0, (), 40_000, exact=False),), 2))
 TERMS = Terms("fuzz", {"model.width": 64}, RIGHT)

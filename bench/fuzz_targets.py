@@ -31,7 +31,8 @@ from thinwire.link.link import Link
 from thinwire.link.meter import Meter
 from thinwire.link.options import LinkOptions
 from thinwire.link.outbox import Outbox
-from thinwire.link.roster import STANDBYS, Place, Roster, Worker, parse_roster, read_roster, roster_text
+from thinwire.link.peer import STANDBYS, Worker, WorkerId
+from thinwire.link.roster import Roster, parse_roster, read_roster, roster_text
 from thinwire.link.tcp.contexts import trust
 from thinwire.model.cut import StagePlan
 from thinwire.pipeline import forms
@@ -41,7 +42,7 @@ from thinwire.pipeline.outcome import Outcome
 from thinwire.run.check import check
 from thinwire.run.restore import held_for
 
-LEFT, RIGHT = Place(0, 0), Place(0, 1)
+LEFT, RIGHT = WorkerId(0, 0), WorkerId(0, 1)
 OPTIONS = LinkOptions(credit_frames=8)
 TERMS = Terms("train-0123456789abcdef", {"model.width": 64, "codec.name": "dense", "train.rate": 3e-3, "data.source": "a b"}, RIGHT, 17)
 CONSUMED = ((0, 0),) * len(Channel)
@@ -178,7 +179,7 @@ def read_manifests(data: bytes, folder: Path) -> None:
 def rosters(folder: Path) -> list[bytes]:
     made = [make_identity(folder / str(number), "x").certificate for number in range(3)]
     workers = [Worker(LEFT, made[0], "203.0.113.5:29400", "attic"), Worker(RIGHT, made[1])]
-    (folder / "roster.toml").write_text(roster_text(Roster.of(workers, [Worker(Place(STANDBYS, 0), made[2], "[::1]:29400", "cellar")])))
+    (folder / "roster.toml").write_text(roster_text(Roster.of(workers, [Worker(WorkerId(STANDBYS, 0), made[2], "[::1]:29400", "cellar")])))
     return [(folder / "roster.toml").read_bytes(), roster_text(Roster.of(workers[:1])).encode()]
 
 
@@ -187,8 +188,8 @@ def read_rosters(data: bytes, folder: Path) -> None:
     assert parse_roster(roster_text(roster), "what was written") == roster
     for worker in (*roster.workers.values(), *roster.standbys):
         trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), worker.certificate)
-    for place in (*roster.workers, *(each.place for each in roster.standbys)):
-        assert roster.called(place).isprintable() and len(roster.called(place)) < 100
+    for worker_id in (*roster.workers, *(each.id for each in roster.standbys)):
+        assert roster.called(worker_id).isprintable() and len(roster.called(worker_id)) < 100
 
 
 @cache
@@ -196,7 +197,7 @@ def good_roster(folder: Path) -> Roster:
     return read_roster(folder / "roster.toml")
 
 
-def places(folder: Path) -> list[bytes]:
+def assignments(folder: Path) -> list[bytes]:
     rosters(folder)
     roster = good_roster(folder)
     keep_places(roster.taken_by(RIGHT, roster.standbys[0]), folder)
@@ -209,7 +210,7 @@ def read_places(data: bytes, folder: Path) -> None:
 
 
 def questions(folder: Path) -> list[bytes]:
-    return [json.dumps({"word": word, "place": place}).encode() for word, place in (("take", [0, 1]), ("which", None))]
+    return [json.dumps({"word": word, "place": worker_id}).encode() for word, worker_id in (("take", [0, 1]), ("which", None))]
 
 
 def ask(data: bytes, folder: Path) -> None:
@@ -305,7 +306,7 @@ TARGETS: dict[str, Target] = {
     "rosters": Target(rosters, read_rosters, (ValueError,)),
     "copies": Target(copies, take_copies, (ProtocolError,), text=False),
     "configs": Target(configs, read_configs, (ValueError,), foreign=False),
-    "places": Target(places, read_places, (ValueError,)),
+    "places": Target(assignments, read_places, (ValueError,)),
     "questions": Target(questions, ask, (ProtocolError,)),
     "frames": Target(frames, parse_frames, (ProtocolError,), text=False),
 }

@@ -24,10 +24,10 @@ from thinwire.link.hello import Terms
 from thinwire.link.identity import Identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
-from thinwire.link.roster import Place, Worker
+from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.tcp.contexts import client_context, server_context
 
-LEFT, RIGHT = Place(0, 0), Place(0, 1)
+LEFT, RIGHT = WorkerId(0, 0), WorkerId(0, 1)
 FRAME = 80 * 1000
 FLOW = Flow.constant((TensorForm(Dtype.RAW, (FRAME,), FRAME),), microbatches=1)
 CONTRACT = Contract(FLOW, FLOW)

@@ -36,7 +36,7 @@ from thinwire.link.hello import Terms
 from thinwire.link.identity import load_identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
-from thinwire.link.roster import Place, Worker
+from thinwire.link.peer import Worker, WorkerId
 
 GOAL_SECONDS = 5.0
 LONGEST_SECONDS = 20.0
@@ -52,11 +52,11 @@ KINDS = {
     "talking, the peer's address": (True, 1),
     "talking, 250 addresses": (True, 250),
 }
-ENDS = (Place(0, 0), Place(0, 1))
+ENDS = (WorkerId(0, 0), WorkerId(0, 1))
 
 
-def terms(place: Place) -> Terms:
-    return Terms("strangers", {}, place)
+def terms(worker_id: WorkerId) -> Terms:
+    return Terms("strangers", {}, worker_id)
 
 
 def listen(keys: File, address: str) -> None:

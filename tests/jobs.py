@@ -25,7 +25,8 @@ from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, Ru
 from thinwire.link.frame import Frame
 from thinwire.link.identity import Identity
 from thinwire.link.link import Link
-from thinwire.link.roster import STANDBYS, Place, Roster, Worker
+from thinwire.link.peer import STANDBYS, Worker, WorkerId
+from thinwire.link.roster import Roster
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
 from thinwire.pipeline.engine import Engine
@@ -57,10 +58,10 @@ def run_config(stages: int, schedule: str, codec: dict, model: ModelConfig = EIG
 
 def local_roster(identities: list[Identity], stages: int, standbys: int = 0) -> Roster:
     """Give each stage, and each standby behind them, a free port of the loopback address."""
-    places = [*(Place(0, stage) for stage in range(stages)), *(Place(STANDBYS, number) for number in range(standbys))]
+    worker_ids = [*(WorkerId(0, stage) for stage in range(stages)), *(WorkerId(STANDBYS, number) for number in range(standbys))]
     workers = [
-        Worker(place, identity.certificate, f"127.0.0.1:{port}")
-        for place, identity, port in zip(places, identities, free_ports(len(places)), strict=False)
+        Worker(worker_id, identity.certificate, f"127.0.0.1:{port}")
+        for worker_id, identity, port in zip(worker_ids, identities, free_ports(len(worker_ids)), strict=False)
     ]
     return Roster.of(workers[:stages], workers[stages:])
 
@@ -82,7 +83,7 @@ def no_objects() -> Iterator[None]:
 @contextlib.contextmanager
 def link_pipeline(config: RunConfig, index: int, roster: Roster, identity: Identity) -> Iterator[WorkerPipeline]:
     """Open one stage over links; close it whatever happens."""
-    neighbours = Neighbours(roster, identity, Place(0, index), "test")
+    neighbours = Neighbours(roster, identity, WorkerId(0, index), "test")
     try:
         pipeline = WorkerPipeline(config, index, neighbours, CPU)
         yield pipeline

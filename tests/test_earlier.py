@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from thinwire.cli import main as cli
+from thinwire.cluster.membership import run_name
 from thinwire.cluster.places import known_places
-from thinwire.cluster.seat import run_name
 from thinwire.link.identity import fingerprint, load_identity
-from thinwire.link.roster import Place, read_roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import read_roster
 
 EARLIER = Path(__file__).parent / "fixtures" / "earlier"
 EXPECTED = json.loads((EARLIER / "expected.json").read_text())
@@ -33,7 +34,7 @@ def test_a_roster_of_before_names_the_same_run_and_its_taken_places():
     roster = read_roster(EARLIER / "roster.toml")
     assert run_name(roster) == "4f28a69c9e0010d0"
     taken = known_places(roster, EARLIER / "taken")
-    assert taken.taken[Place(0, 0)].certificate == roster.standbys[0].certificate
+    assert taken.taken[WorkerId(0, 0)].certificate == roster.standbys[0].certificate
 
 
 def test_keys_of_before_are_those_of_the_roster(tmp_path):
@@ -42,4 +43,4 @@ def test_keys_of_before_are_those_of_the_roster(tmp_path):
         folder = tmp_path / name
         shutil.copytree(EARLIER / "keys" / name, folder)
         (folder / "key.pem").chmod(0o600)
-        assert fingerprint(load_identity(folder).certificate) == fingerprint(roster.workers[Place(0, stage)].certificate)
+        assert fingerprint(load_identity(folder).certificate) == fingerprint(roster.workers[WorkerId(0, stage)].certificate)

@@ -33,7 +33,6 @@ TWICE = {
     "Meter",
     "Observer",
     "Options",
-    "Place",
     "Shelf",
     "Threshold",
     "ThresholdOptions",

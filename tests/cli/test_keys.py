@@ -10,7 +10,8 @@ import pytest
 
 from thinwire.cli import main as cli
 from thinwire.link.identity import Identity, fingerprint, make_identity
-from thinwire.link.roster import Place, read_roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import read_roster
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_certificate_in_another_layout_is_written_as_usual(tmp_path, people):
     path, pem = people["bob"].certificate_path, people["bob"].certificate
     path.write_bytes(b"\n\n" + pem.replace("\n", "\r\n").encode() + b"\r\n")
     assert write(tmp_path, *stages(people)) == 0
-    assert read_roster(tmp_path / "roster.toml").worker(Place(0, 1)).certificate == pem
+    assert read_roster(tmp_path / "roster.toml").worker(WorkerId(0, 1)).certificate == pem
 
 
 def test_the_fingerprints_that_are_printed_are_those_of_the_file(tmp_path, people, capsys):
@@ -86,11 +87,11 @@ def test_names_stand_in_the_roster_and_are_used(tmp_path, people, capsys):
     out = capsys.readouterr().out
     roster = read_roster(tmp_path / "roster.toml")
     assert [worker.name for worker in (*roster.workers.values(), *roster.standbys)] == ["attic", None, "the cellar, left"]
-    assert roster.called(Place(0, 0)) == "attic (stage 0)"
-    assert roster.called(Place(0, 1)) == "replica 0 stage 1"
-    assert roster.called(roster.standbys[0].place) == "the cellar, left (standby 0)"
-    assert roster.called(Place(3, 7)) == "replica 3 stage 7"
-    assert roster.taken_by(Place(0, 1), roster.standbys[0]).called(Place(0, 1)) == "the cellar, left (stage 1)"
+    assert roster.called(WorkerId(0, 0)) == "attic (stage 0)"
+    assert roster.called(WorkerId(0, 1)) == "replica 0 stage 1"
+    assert roster.called(roster.standbys[0].id) == "the cellar, left (standby 0)"
+    assert roster.called(WorkerId(3, 7)) == "replica 3 stage 7"
+    assert roster.taken_by(WorkerId(0, 1), roster.standbys[0]).called(WorkerId(0, 1)) == "the cellar, left (stage 1)"
     assert [line.split("  ")[0] for line in out.splitlines()[:3]] == [
         "attic (stage 0)",
         "replica 0 stage 1",
@@ -101,7 +102,7 @@ def test_names_stand_in_the_roster_and_are_used(tmp_path, people, capsys):
 def test_a_name_says_the_replica_where_there_are_several(tmp_path, people):
     words = ["--stage", entry(people["alice"], "a:1", ",name=attic"), "--stage", entry(people["bob"], "b:1")]
     assert write(tmp_path, "--replicas", "2", *words) == 0
-    assert read_roster(tmp_path / "roster.toml").called(Place(0, 0)) == "attic (replica 0 stage 0)"
+    assert read_roster(tmp_path / "roster.toml").called(WorkerId(0, 0)) == "attic (replica 0 stage 0)"
 
 
 @pytest.mark.parametrize(

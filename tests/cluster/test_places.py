@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from jobs import local_roster
+from thinwire.cluster.membership import run_name
 from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
-from thinwire.cluster.seat import run_name
-from thinwire.link.roster import Place, Roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import Roster
 
-MIDDLE = Place(0, 1)
+MIDDLE = WorkerId(0, 1)
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 from cluster.test_launch import Supervisor, needs_proc
 from patience import wait_until
 from thinwire.cluster.scratch import OWNER_FILE, PREFIX, held_ports, remove_orphans, scratch_folder
-from thinwire.link.roster import Place, read_roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import read_roster
 
 HOLD = """
 import sys
@@ -106,7 +107,7 @@ def test_nobody_gets_the_port_of_a_lost_worker(config, temporary):
     with Supervisor(config, temporary / "run") as run:
         run.wait_for_steps()
         (roster,) = temporary.glob(f"{PREFIX}*/roster.toml")
-        ports = [int(read_roster(roster).worker(Place(0, stage)).address.rpartition(":")[2]) for stage in range(2)]
+        ports = [int(read_roster(roster).worker(WorkerId(0, stage)).address.rpartition(":")[2]) for stage in range(2)]
         lost = run.worker(1)
         os.kill(run.process.pid, signal.SIGSTOP)
         os.kill(lost, signal.SIGKILL)

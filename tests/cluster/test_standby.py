@@ -22,18 +22,19 @@ from thinwire.cli import main as cli
 from thinwire.cluster import standby
 from thinwire.cluster.places import PLACES_FILE
 from thinwire.cluster.scratch import free_ports
-from thinwire.cluster.standby import SERVICE, Answer, Desk, Questions
+from thinwire.cluster.standby import SERVICE, Answer, StandbyClient, StandbyServer
 from thinwire.cluster.watchdog import EXIT_STUCK
 from thinwire.link.contract import Contract
 from thinwire.link.errors import LinkError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
-from thinwire.link.roster import Place, Roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import Roster
 from thinwire.run.settings import parse_join
 from thinwire.run.stop import Stop
 
 CONFIG = run_config(3, "auto", {"name": "dense"})
-FIRST, MIDDLE, LAST = (Place(0, stage) for stage in range(3))
+FIRST, MIDDLE, LAST = (WorkerId(0, stage) for stage in range(3))
 
 
 @pytest.fixture(autouse=True)
@@ -49,60 +50,60 @@ def roster(identities) -> Roster:
 
 
 @contextlib.contextmanager
-def desk_of(roster: Roster, identity, taken: list[Place] | None = None, config=CONFIG) -> Iterator[Desk]:
-    desk = Desk(roster, identity, config, (taken if taken is not None else []).append)
+def server_of(roster: Roster, identity, taken: list[WorkerId] | None = None, config=CONFIG) -> Iterator[StandbyServer]:
+    server = StandbyServer(roster, identity, config, (taken if taken is not None else []).append)
     try:
-        yield desk
+        yield server
     finally:
-        desk.close()
+        server.close()
 
 
 def test_a_standby_takes_one_place_and_says_so_to_everyone(roster, identities):
-    taken: list[Place] = []
-    first, last = (Questions(roster, identities[stage], Place(0, stage), CONFIG) for stage in (0, 2))
-    with desk_of(roster, identities[3], taken) as desk:
-        assert first.ask(desk.me, "which") == Answer(desk.me, None)
-        assert desk.place is None and not desk.changed.is_set()
-        assert first.ask(desk.me, "take", MIDDLE).place == MIDDLE
-        assert last.ask(desk.me, "take", MIDDLE).place == MIDDLE  # the other neighbour arrives at the same one
-        assert first.ask(desk.me, "take", LAST).place == MIDDLE  # taken
-        assert desk.wait(Stop()) == MIDDLE and taken == [MIDDLE]
-        assert last.ask(desk.me, "over").place == MIDDLE and not desk.over  # one that has a place ends with the others
-        with desk_of(roster, identities[4]) as other:
-            known = Questions(roster, identities[4], other.me.place, CONFIG).ask_all()
-            assert known == [Answer(desk.me, MIDDLE)]  # not itself
+    taken: list[WorkerId] = []
+    first, last = (StandbyClient(roster, identities[stage], WorkerId(0, stage), CONFIG) for stage in (0, 2))
+    with server_of(roster, identities[3], taken) as server:
+        assert first.ask(server.me, "which") == Answer(server.me, None)
+        assert server.worker_id is None and not server.changed.is_set()
+        assert first.ask(server.me, "take", MIDDLE).worker_id == MIDDLE
+        assert last.ask(server.me, "take", MIDDLE).worker_id == MIDDLE  # the other neighbour arrives at the same one
+        assert first.ask(server.me, "take", LAST).worker_id == MIDDLE  # taken
+        assert server.wait(Stop()) == MIDDLE and taken == [MIDDLE]
+        assert last.ask(server.me, "over").worker_id == MIDDLE and not server.over  # one that has a place ends with the others
+        with server_of(roster, identities[4]) as other:
+            known = StandbyClient(roster, identities[4], other.me.id, CONFIG).ask_all()
+            assert known == [Answer(server.me, MIDDLE)]  # not itself
 
 
 def test_a_standby_that_is_not_needed_hears_that_the_run_is_over(roster, identities, monkeypatch):
-    with desk_of(roster, identities[4]) as desk:
+    with server_of(roster, identities[4]) as server:
         with monkeypatch.context() as patch:  # nobody is there: no need to wait long
             patch.setattr(standby, "OPTIONS", replace(standby.OPTIONS, reconnect_seconds=0.5))
-            absent = Questions(roster, identities[0], FIRST, CONFIG).ask(roster.standbys[0], "over")
+            absent = StandbyClient(roster, identities[0], FIRST, CONFIG).ask(roster.standbys[0], "over")
         assert "no connection to standby 0" in absent.problem
-        answer = Questions(roster, identities[0], FIRST, CONFIG).ask(desk.me, "over")
-        assert desk.wait(Stop()) is None and desk.over and answer == Answer(desk.me, None)
-        assert Questions(roster, identities[0], FIRST, CONFIG).ask(desk.me, "take", MIDDLE).place is None  # too late
+        answer = StandbyClient(roster, identities[0], FIRST, CONFIG).ask(server.me, "over")
+        assert server.wait(Stop()) is None and server.over and answer == Answer(server.me, None)
+        assert StandbyClient(roster, identities[0], FIRST, CONFIG).ask(server.me, "take", MIDDLE).worker_id is None  # too late
 
 
 def test_a_place_that_cannot_be_written_down_is_not_taken(roster, identities, capsys):
-    def full(place: Place) -> None:
+    def full(worker_id: WorkerId) -> None:
         raise OSError(28, "No space left on device")
 
-    desk = Desk(roster, identities[3], CONFIG, full)
-    assert Questions(roster, identities[0], FIRST, CONFIG).ask(desk.me, "take", MIDDLE) == Answer(desk.me, None)
-    desk.close()
-    assert desk.place is None and "No space left on device" in capsys.readouterr().err
+    server = StandbyServer(roster, identities[3], CONFIG, full)
+    assert StandbyClient(roster, identities[0], FIRST, CONFIG).ask(server.me, "take", MIDDLE) == Answer(server.me, None)
+    server.close()
+    assert server.worker_id is None and "No space left on device" in capsys.readouterr().err
 
 
 def test_strangers_and_other_settings_get_no_answer(roster, identities, capsys):
     other = replace(CONFIG, train=replace(CONFIG.train, rate=0.5))
-    with desk_of(roster, identities[3]) as desk:
-        answer = Questions(roster, identities[5], FIRST, CONFIG).ask(desk.me, "take", MIDDLE)
+    with server_of(roster, identities[3]) as server:
+        answer = StandbyClient(roster, identities[5], FIRST, CONFIG).ask(server.me, "take", MIDDLE)
         assert "refused this worker" in answer.problem
-        answer = Questions(roster, identities[0], FIRST, other).ask(desk.me, "take", MIDDLE)
-        assert "config train.rate" in answer.problem and desk.place is None
-        answer = Questions(roster, identities[0], MIDDLE, CONFIG).ask(desk.me, "take", LAST)  # the certificate of another place
-        assert "expected replica 0 stage 0" in answer.problem and desk.place is None
+        answer = StandbyClient(roster, identities[0], FIRST, other).ask(server.me, "take", MIDDLE)
+        assert "config train.rate" in answer.problem and server.worker_id is None
+        answer = StandbyClient(roster, identities[0], MIDDLE, CONFIG).ask(server.me, "take", LAST)  # the certificate of another place
+        assert "expected replica 0 stage 0" in answer.problem and server.worker_id is None
     assert "cannot answer replica 0 stage 0" in capsys.readouterr().err
 
 
@@ -123,19 +124,19 @@ def test_strangers_and_other_settings_get_no_answer(roster, identities, capsys):
     ],
 )
 def test_a_question_that_is_none_is_refused(roster, identities, message, capsys):
-    with desk_of(roster, identities[3]) as desk:
-        asker = Questions(roster, identities[0], FIRST, CONFIG)
-        link = Link.connect(desk.me, identities[0], asker.terms, Contract(), service=SERVICE)
+    with server_of(roster, identities[3]) as server:
+        client = StandbyClient(roster, identities[0], FIRST, CONFIG)
+        link = Link.connect(server.me, identities[0], client.terms, Contract(), service=SERVICE)
         link.send(Frame.make(Kind.STEP, message, epoch=0))
         with pytest.raises(LinkError, match="frame refused"):
             link.receive(Channel.CONTROL, HANG)
         link.close()
-        assert desk.place is None and not desk.over
+        assert server.worker_id is None and not server.over
 
 
 def test_only_a_standby_of_the_roster_can_stand_by(roster, identities):
     with pytest.raises(ValueError, match=r"lists no standby with the certificate.*--standby"):
-        Desk(roster, identities[0], CONFIG, print)
+        StandbyServer(roster, identities[0], CONFIG, print)
 
 
 # What people type -----------------------------------------------------------------------------------------------------------------------

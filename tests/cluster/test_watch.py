@@ -13,10 +13,11 @@ from thinwire.cluster.standby import Answer
 from thinwire.cluster.watch import Watch, check_standbys
 from thinwire.config.sections import LinkConfig, PipelineConfig, RunConfig
 from thinwire.link.errors import Interrupted, LinkError, Replaced, aborted
-from thinwire.link.roster import Place, Roster, Worker
+from thinwire.link.peer import Worker, WorkerId
+from thinwire.link.roster import Roster
 
 CONFIG = run_config(3, "auto", {"name": "dense"})
-FIRST, MIDDLE, LAST = (Place(0, stage) for stage in range(3))
+FIRST, MIDDLE, LAST = (WorkerId(0, stage) for stage in range(3))
 
 
 @pytest.fixture
@@ -27,34 +28,34 @@ def roster(identities) -> Roster:
 class FakeLink:
     """A link whose peer is away, and what it was aborted with."""
 
-    def __init__(self, peer: Place, *, seen: bool = True) -> None:
+    def __init__(self, peer: WorkerId, *, seen: bool = True) -> None:
         self.peer, self.newest, self.absent_seconds, self.reason = peer, 5 if seen else None, 99.0, ""
 
     def abort(self, reason: str) -> None:
         self.reason = reason
 
 
-class FakeQuestions:
+class FakeClient:
     """Standbys that have these places; None: free, a text: why it cannot be reached."""
 
-    def __init__(self, roster: Roster, has: list[Place | str | None]) -> None:
+    def __init__(self, roster: Roster, has: list[WorkerId | str | None]) -> None:
         self.has = dict(zip(roster.standbys, has, strict=True))
         self.asked: list[int] = []
 
-    def ask(self, standby: Worker, word: str, place: Place) -> Answer:
+    def ask(self, standby: Worker, word: str, worker_id: WorkerId) -> Answer:
         assert word == "take"
-        self.asked.append(standby.place.stage)
-        self.has[standby] = self.has[standby] or place
+        self.asked.append(standby.id.stage)
+        self.has[standby] = self.has[standby] or worker_id
         return Answer(standby, self.has[standby])
 
     def ask_all(self) -> list[Answer]:
         return [Answer(key, problem=has) if isinstance(has, str) else Answer(key, has) for key, has in self.has.items()]
 
 
-def watch_of(roster: Roster, identities, tmp_path, has: list, member: int = 0, place: Place = FIRST) -> Watch:
-    neighbours = SimpleNamespace(roster=roster, identity=identities[member], place=place, run="train-1", opened={})
+def watch_of(roster: Roster, identities, tmp_path, has: list, member: int = 0, worker_id: WorkerId = FIRST) -> Watch:
+    neighbours = SimpleNamespace(roster=roster, identity=identities[member], worker_id=worker_id, run="train-1", opened={})
     watch = Watch(neighbours, CONFIG, tmp_path / "run")
-    watch.questions = FakeQuestions(roster, has)
+    watch.client = FakeClient(roster, has)
     return watch
 
 
@@ -73,7 +74,7 @@ def test_standbys_are_asked_in_their_order(roster, identities, tmp_path, has, as
     link = FakeLink(MIDDLE)
     watch._replace(link)
     watch.settle()
-    assert watch.questions.asked == asked
+    assert watch.client.asked == asked
     if chosen is None:
         assert not link.reason and watch.neighbours.roster == roster and not (tmp_path / "run").exists()
         explained = str(watch.explained(LinkError("no connection to replica 0 stage 1 for 60 s")))
@@ -88,10 +89,10 @@ def test_standbys_are_asked_in_their_order(roster, identities, tmp_path, has, as
 def test_one_who_is_late_is_not_replaced_but_found_where_it_is(roster, identities, tmp_path):
     watch = watch_of(roster, identities, tmp_path, [None, None])
     watch._replace(FakeLink(MIDDLE, seen=False))
-    assert not watch.questions.asked and not watch.found
+    assert not watch.client.asked and not watch.found
     watch = watch_of(roster, identities, tmp_path, [None, MIDDLE])
     watch._replace(FakeLink(MIDDLE, seen=False))
-    assert not watch.questions.asked and watch.found == {MIDDLE: roster.standbys[1]}
+    assert not watch.client.asked and watch.found == {MIDDLE: roster.standbys[1]}
 
 
 def test_a_peer_that_comes_back_before_anyone_took_its_place_keeps_it(roster, identities, tmp_path):
@@ -99,14 +100,14 @@ def test_a_peer_that_comes_back_before_anyone_took_its_place_keeps_it(roster, id
     link = FakeLink(MIDDLE)
     link.absent_seconds = 0.0
     watch._replace(link)
-    assert not watch.questions.asked and not link.reason
+    assert not watch.client.asked and not link.reason
 
 
 def test_one_whose_place_was_taken_ends_and_tells_nobody_else_so(roster, identities, tmp_path):
     watch = watch_of(roster, identities, tmp_path, [FIRST, None])
     link = FakeLink(MIDDLE)
     watch._replace(link)
-    assert not watch.questions.asked and isinstance(aborted("", link.reason), Interrupted)  # the peer is not replaced
+    assert not watch.client.asked and isinstance(aborted("", link.reason), Interrupted)  # the peer is not replaced
     with pytest.raises(Replaced, match=r"standby 0 at .* has taken the place of this worker, replica 0 stage 0"):
         watch.settle()
     with pytest.raises(Replaced):
@@ -115,10 +116,10 @@ def test_one_whose_place_was_taken_ends_and_tells_nobody_else_so(roster, identit
 
 
 def test_of_two_standbys_with_one_place_the_later_ends(roster, identities, tmp_path):
-    earlier = watch_of(roster, identities, tmp_path, ["itself", MIDDLE], member=3, place=MIDDLE)
+    earlier = watch_of(roster, identities, tmp_path, ["itself", MIDDLE], member=3, worker_id=MIDDLE)
     earlier._replace(FakeLink(LAST))
     earlier.settle()
-    later = watch_of(roster, identities, tmp_path, [MIDDLE, "itself"], member=4, place=MIDDLE)
+    later = watch_of(roster, identities, tmp_path, [MIDDLE, "itself"], member=4, worker_id=MIDDLE)
     later._replace(FakeLink(LAST))
     with pytest.raises(Replaced):
         later.settle()

@@ -1,4 +1,4 @@
-"""Faults on purpose, at named points of a worker's life: what `crew` is given instead of the plain task of training.
+"""Faults on purpose, at named points of a worker's life: what `run_workers` is given instead of the plain task of training.
 
 A fault strikes once: a file with its name says that it has. Points are places in the package that every step passes:
 
@@ -58,12 +58,12 @@ import torch
 from patience import wait_until
 from thinwire.cli import main as cli
 from thinwire.cluster import launch
-from thinwire.cluster.seat import Seat
-from thinwire.cluster.supervisor import Hear, Say, run_crew
+from thinwire.cluster.membership import Membership
+from thinwire.cluster.supervisor import Hear, Say, run_workers
 from thinwire.link.connection import Connection
 from thinwire.link.frame import Frame, Kind
 from thinwire.link.link import Link
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.neighbours import Neighbours
@@ -376,17 +376,17 @@ def order(folder: Path, stage: int, number: int, action: str, amount: float = 0.
     written.rename(folder / f"order-{stage}-{number}")
 
 
-def train(seat: Seat, say: Say, stop: Stop, faults: list[dict[str, Any]], struck: str, **arguments: Any) -> dict[str, Any]:
+def train(member: Membership, say: Say, stop: Stop, faults: list[dict[str, Any]], struck: str, **arguments: Any) -> dict[str, Any]:
     """Train as `launch.train` does, with faults; say first which process this is."""
     say({"pid": os.getpid()})
 
     def timed(message: dict[str, Any]) -> None:
         say(message | {"at": time.monotonic()})  # one clock for all processes of a machine
 
-    scene = Scene(seat.stage, Path(struck), Path(arguments["run"]), replica=seat.replica)
+    scene = Scene(member.stage, Path(struck), Path(arguments["run"]), replica=member.replica)
     arm([Fault(**fault) for fault in faults], scene)
     threading.Thread(target=obey, args=(scene,), daemon=True).start()
-    return launch.train(seat, timed, stop, **arguments)
+    return launch.train(member, timed, stop, **arguments)
 
 
 def given(faults: list[Fault], struck: Path) -> dict[str, Any]:
@@ -401,7 +401,7 @@ def train_with(
     struck: Path,
     heard: list[tuple[int, dict]] | None = None,
     hear: Hear | None = None,
-    steps: list[tuple[Place, dict]] | None = None,
+    steps: list[tuple[WorkerId, dict]] | None = None,
 ) -> dict[str, Any]:
     """Run `thinwire train` in workers that meet these faults; return its summary.
 
@@ -410,27 +410,27 @@ def train_with(
     command: TrainCommand = parse_train([*words, "--pipeline.mode", "workers"])
     arguments = {"run": str(command.run), "resume": command.resume, **given(faults, struck)}
 
-    def listen(place: Place, message: dict[str, Any]) -> None:
+    def listen(worker_id: WorkerId, message: dict[str, Any]) -> None:
         if heard is not None and "step" not in message:
-            heard.append((place.stage, message | {"at": time.monotonic()}))
+            heard.append((worker_id.stage, message | {"at": time.monotonic()}))
         if steps is not None and "step" in message:
-            steps.append((place, message))
+            steps.append((worker_id, message))
         if hear is not None:
-            hear(place.stage, message)
+            hear(worker_id.stage, message)
 
-    return run_crew(train, command.config, arguments, listen, replacing={"replacing": True})[0]
+    return run_workers(train, command.config, arguments, listen, replacing={"replacing": True})[0]
 
 
 def command_with(words: list[str], faults: list[Fault], struck: Path, told: Hear | None = None) -> int:
     """Type a `thinwire train` whose workers meet these faults; return its exit code. `told` is told all that the supervisor hears."""
 
-    def crew(task: Any, config: Any, arguments: dict[str, Any], hear: Hear, **options: Any) -> list[dict[str, Any]]:
-        def both(place: Place, message: dict[str, Any]) -> None:
-            hear(place, message)
+    def supervisor(task: Any, config: Any, arguments: dict[str, Any], hear: Hear, **options: Any) -> list[dict[str, Any]]:
+        def both(worker_id: WorkerId, message: dict[str, Any]) -> None:
+            hear(worker_id, message)
             if told is not None:
-                told(place, message)
+                told(worker_id, message)
 
-        return run_crew(train, config, arguments | given(faults, struck), both, **options)
+        return run_workers(train, config, arguments | given(faults, struck), both, **options)
 
-    with mock.patch.object(launch, "run_crew", crew):
+    with mock.patch.object(launch, "run_workers", supervisor):
         return cli.main(["train", *words, "--pipeline.mode", "workers"])

@@ -16,7 +16,7 @@ from patience import wait_until
 from runs import train
 from thinwire.cluster.scratch import free_ports
 from thinwire.link.errors import Replaced, aborted
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.pipeline.neighbours import Neighbours
 
 STEPS = 40
@@ -75,8 +75,8 @@ def test_the_place_of_a_frozen_stage_is_taken(settings, alone, tmp_path):
 
 def test_only_the_old_process_is_told_that_it_was_replaced(identities):
     """A stage in the middle learns on one side that it was replaced: whoever is on its other side is not."""
-    neighbours = Neighbours(local_roster(identities, 3), identities[1], Place(0, 1), "test")
-    neighbours.opened[Place(0, 2)] = mock.Mock()
-    neighbours._pass_on(Place(0, 0), Replaced("a newer process has taken the place of this one"))
-    (reason,) = neighbours.opened[Place(0, 2)].abort.call_args.args
+    neighbours = Neighbours(local_roster(identities, 3), identities[1], WorkerId(0, 1), "test")
+    neighbours.opened[WorkerId(0, 2)] = mock.Mock()
+    neighbours._pass_on(WorkerId(0, 0), Replaced("a newer process has taken the place of this one"))
+    (reason,) = neighbours.opened[WorkerId(0, 2)].abort.call_args.args
     assert not isinstance(aborted("", reason), Replaced)

@@ -14,12 +14,12 @@ from patience import HANG
 from runs import train
 from thinwire.cli import main as cli
 from thinwire.cluster import launch
-from thinwire.cluster.seat import Seat
-from thinwire.cluster.supervisor import Say, run_crew
+from thinwire.cluster.membership import Membership
+from thinwire.cluster.supervisor import Say, run_workers
 from thinwire.run.stop import Stop
 
 
-def mistaken(seat: Seat, say: Say, stop: Stop, **arguments: Any) -> dict[str, Any]:
+def mistaken(member: Membership, say: Say, stop: Stop, **arguments: Any) -> dict[str, Any]:
     """Train, with a mistake in the forward of stage 1 at the fifth step."""
     from thinwire.model.stage import Stage
 
@@ -31,7 +31,7 @@ def mistaken(seat: Seat, say: Say, stop: Stop, **arguments: Any) -> dict[str, An
         return forward(self, ids, payload, context)
 
     Stage.forward = wrong  # type: ignore[method-assign]
-    return launch.train(seat, say, stop, **arguments)
+    return launch.train(member, say, stop, **arguments)
 
 
 @pytest.mark.parametrize("before", [(), ("--train.steps", "4")], ids=["in the middle", "in the first step of a resume"])
@@ -40,10 +40,10 @@ def test_the_same_exception_twice_in_one_step_ends_the_run(settings, tmp_path, c
     if before:
         train(settings, tmp_path / "run", *WORDS, *before)
 
-    def crew(task: Any, *given: Any, **options: Any) -> list[dict[str, Any]]:
-        return run_crew(mistaken, *given, **options)
+    def supervisor(task: Any, *given: Any, **options: Any) -> list[dict[str, Any]]:
+        return run_workers(mistaken, *given, **options)
 
-    with mock.patch.object(launch, "run_crew", crew):
+    with mock.patch.object(launch, "run_workers", supervisor):
         words = ["train", "--config", settings, "--run", str(tmp_path / "run"), *WORDS, "--pipeline.mode", "workers", *resume]
         assert cli.main(words) == 2
     out, error = capfd.readouterr()

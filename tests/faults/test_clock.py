@@ -6,7 +6,7 @@ import pytest
 
 from faults.inject import Fault
 from faults.support import run_with
-from thinwire.cluster import seat
+from thinwire.cluster import membership as member
 
 HOUR = 3600.0
 CASES = {
@@ -24,11 +24,11 @@ def test_a_jump_changes_no_bit(settings, quiet, tmp_path, name):
 
 
 def test_the_number_of_a_process_grows_though_the_clock_goes_back(tmp_path, monkeypatch):
-    first = seat.incarnation(tmp_path, 1)
-    seat.remember(tmp_path, 1, first)
-    monkeypatch.setattr(seat.time, "time_ns", lambda: 5_000)
-    assert seat.incarnation(tmp_path, 1) == first + 1
-    assert seat.incarnation(tmp_path, 2) == 5
+    first = member.incarnation(tmp_path, 1)
+    member.remember(tmp_path, 1, first)
+    monkeypatch.setattr(member.time, "time_ns", lambda: 5_000)
+    assert member.incarnation(tmp_path, 1) == first + 1
+    assert member.incarnation(tmp_path, 2) == 5
 
 
 @pytest.mark.full

@@ -47,7 +47,7 @@ def test_a_broken_connection_changes_no_bit(settings, quiet, tmp_path, name):
 def test_resets_at_random_moments(settings, quiet, tmp_path, seed):
     generator = random.Random(seed)
     points = [(point, number) for point in ("forward", "backward", "optimizer") for number in range(1, 24 if point != "optimizer" else 12)]
-    faults = [Fault(stage, *place, "reset") for stage in (1, 2, 3) for place in generator.sample(points, 8)]
+    faults = [Fault(stage, *point, "reset") for stage in (1, 2, 3) for point in generator.sample(points, 8)]
     assert_unnoticed(settings, quiet, tmp_path, faults)
 
 

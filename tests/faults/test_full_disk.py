@@ -25,7 +25,7 @@ from thinwire.checkpoint import complete, step_of
 from thinwire.cli import main as cli
 from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
 from thinwire.cluster.watch import Watch
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.metrics.track import JsonLines
 from thinwire.run.trainer import Trainer
 
@@ -168,11 +168,11 @@ def test_no_room_for_the_places(small_disk, identities, capsys):
     standby = roster.standbys[0]
     neighbours = SimpleNamespace(roster=roster)
     watch = Watch.__new__(Watch)
-    watch.replaced, watch.lock, watch.found = None, threading.Lock(), {Place(0, 1): standby}
+    watch.replaced, watch.lock, watch.found = None, threading.Lock(), {WorkerId(0, 1): standby}
     watch.neighbours, watch.run = neighbours, small_disk
     watch.settle()
-    assert neighbours.roster.worker(Place(0, 1)).certificate == standby.certificate
+    assert neighbours.roster.worker(WorkerId(0, 1)).certificate == standby.certificate
     assert f"{small_disk / PLACES_FILE} was not written: No space left on device" in capsys.readouterr().err
     (small_disk / "filler").unlink()
     keep_places(neighbours.roster, small_disk)
-    assert known_places(roster, small_disk).taken.keys() == {Place(0, 1)}
+    assert known_places(roster, small_disk).taken.keys() == {WorkerId(0, 1)}

@@ -18,7 +18,7 @@ from patience import HANG, wait_until
 from runs import train
 from thinwire.checkpoint import step_of, steps
 from thinwire.cli import main as cli
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.optim.optimizers import StageOptimizer
 
 
@@ -118,8 +118,8 @@ def test_while_a_stage_is_lost(settings, quiet, tmp_path, capsys, moment):
     """The signal comes before the supervisor finds the loss, when it has just found it, or when the other process has just begun."""
     run, fault, starts = tmp_path / "run", Fault(1, "forward", 9), []
 
-    def told(place: Place, message: dict) -> None:
-        starts.extend([moment] if place.stage == 1 and "pid" in message else [])
+    def told(worker_id: WorkerId, message: dict) -> None:
+        starts.extend([moment] if worker_id.stage == 1 and "pid" in message else [])
         struck = (tmp_path / f"struck/struck-{fault.name}").exists()
         if {"not found yet": struck, "lost": "lost" in message, "replaced": len(starts) == 2}[moment]:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -17,9 +17,9 @@ from thinwire.link.identity import Identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
-from thinwire.link.roster import Place, Worker
+from thinwire.link.peer import Worker, WorkerId
 
-LEFT, RIGHT = Place(0, 0), Place(0, 1)
+LEFT, RIGHT = WorkerId(0, 0), WorkerId(0, 1)
 QUICK = LinkOptions(close_seconds=HANG, abort_seconds=HANG, establish_seconds=HANG, reconnect_seconds=HANG)
 """A link that never gives up for lack of time, whatever else the machine does."""
 STEADY = replace(QUICK, ping_seconds=HANG, pong_grace_seconds=HANG, silent_seconds=2 * HANG)
@@ -41,8 +41,8 @@ class World:
         return self.made[name]
 
 
-def terms(place: Place, **changes) -> Terms:
-    values = {"run": "test", "config": {"model.width": 64, "codec.name": "dense"}, "place": place, **changes}
+def terms(worker_id: WorkerId, **changes) -> Terms:
+    values = {"run": "test", "config": {"model.width": 64, "codec.name": "dense"}, "worker_id": worker_id, **changes}
     return Terms(**values)
 
 

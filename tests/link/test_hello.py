@@ -19,8 +19,8 @@ from thinwire.link.options import LinkOptions
 CONSUMED = ((0, 0),) * len(Channel)
 
 
-def hello(place=RIGHT, **changes):
-    return replace(make_hello(terms(place), 4, LinkOptions(), 17, CONSUMED), **changes)
+def hello(worker_id=RIGHT, **changes):
+    return replace(make_hello(terms(worker_id), 4, LinkOptions(), 17, CONSUMED), **changes)
 
 
 def test_hello_survives_the_wire():

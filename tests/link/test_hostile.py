@@ -18,7 +18,7 @@ from thinwire.link.frame import EPOCHS, Channel, Frame, Kind, encode
 from thinwire.link.hello import make_hello
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
-from thinwire.link.roster import Worker
+from thinwire.link.peer import Worker
 from thinwire.link.tcp.contexts import client_context
 
 CONTRACT = Contract(incoming=Flow.constant((TensorForm(0, (), 1000, exact=False),), 1))

@@ -21,8 +21,8 @@ from thinwire.link.frame import HEADER_BYTES, PART_BYTES, Channel, Dtype, Frame,
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
+from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.probe import RECORD_OVERHEAD, probe
-from thinwire.link.roster import Place, Worker
 
 LARGEST = 200_000
 FORM = TensorForm(Dtype.RAW, (), LARGEST, exact=False)
@@ -405,13 +405,16 @@ def test_many_links_leave_no_thread_and_no_file_descriptor(world):
 
 
 def test_two_links_share_one_listener_and_find_their_own_peer(world):
-    places = {"right": RIGHT, "copy": Place(1, 0)}
-    workers = {name: Worker(place, world.identity(name).certificate) for name, place in places.items()}
+    worker_ids = {"right": RIGHT, "copy": WorkerId(1, 0)}
+    workers = {name: Worker(worker_id, world.identity(name).certificate) for name, worker_id in worker_ids.items()}
     listener = Listener(LOOPBACK, world.identity("left"), workers.values(), QUICK)
     host, port = listener.address
     server = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
     here = {name: Link.listen(listener, worker, terms(LEFT), Contract(), options=QUICK) for name, worker in workers.items()}
-    there = {name: Link.connect(server, world.identity(name), terms(place), Contract(), options=QUICK) for name, place in places.items()}
+    there = {
+        name: Link.connect(server, world.identity(name), terms(worker_id), Contract(), options=QUICK)
+        for name, worker_id in worker_ids.items()
+    }
     for name, link in there.items():
         link.send(Frame.make(Kind.STEP, name.encode()), HANG)
     for name, link in here.items():

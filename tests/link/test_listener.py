@@ -15,9 +15,9 @@ from thinwire.link.identity import Identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import SERVICES
-from thinwire.link.roster import STANDBYS, Place, Worker
+from thinwire.link.peer import STANDBYS, Worker, WorkerId
 
-OTHER = Place(STANDBYS, 0)
+OTHER = WorkerId(STANDBYS, 0)
 (SERVICE,) = SERVICES
 
 
@@ -29,8 +29,8 @@ def identities(tmp_path_factory) -> dict[str, Identity]:
 
 @pytest.fixture
 def people(identities) -> dict[str, Worker]:
-    places = {"left": LEFT, "right": RIGHT, "other": OTHER}
-    return {name: Worker(place, identities[name].certificate) for name, place in places.items()}
+    worker_ids = {"left": LEFT, "right": RIGHT, "other": OTHER}
+    return {name: Worker(worker_id, identities[name].certificate) for name, worker_id in worker_ids.items()}
 
 
 @pytest.fixture
@@ -40,22 +40,22 @@ def listener(identities, people) -> Iterator[Listener]:
     listener.close()
 
 
-def dial(identities, listener: Listener, name: str, place: Place, service: str | None = None) -> Link:
+def dial(identities, listener: Listener, name: str, worker_id: WorkerId, service: str | None = None) -> Link:
     host, port = listener.address
     target = Worker(LEFT, identities["left"].certificate, f"{host}:{port}")
-    return Link.connect(target, identities[name], terms(place), Contract(), options=QUICK, service=service)
+    return Link.connect(target, identities[name], terms(worker_id), Contract(), options=QUICK, service=service)
 
 
 def test_a_question_never_reaches_the_link_of_the_neighbour_who_asks(identities, people, listener):
     """A neighbour has a link here and asks something too: the link goes on, the service gets the question."""
-    asked: list[Place] = []
+    asked: list[WorkerId] = []
 
-    def serve(asker: Place, connection) -> None:
-        asked.append(asker)
-        threading.Thread(target=answer, args=(asker, connection)).start()
+    def serve(client: WorkerId, connection) -> None:
+        asked.append(client)
+        threading.Thread(target=answer, args=(client, connection)).start()
 
-    def answer(asker: Place, connection) -> None:
-        link = Link.accept(connection, Worker(asker, ""), terms(LEFT), Contract(), options=QUICK)
+    def answer(client: WorkerId, connection) -> None:
+        link = Link.accept(connection, Worker(client, ""), terms(LEFT), Contract(), options=QUICK)
         link.wait_open(HANG)
         link.send(Frame.make(Kind.STEP, b"answer", epoch=0))
         link.close()

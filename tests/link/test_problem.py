@@ -16,8 +16,8 @@ from thinwire.link.errors import LinkError
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
+from thinwire.link.peer import Worker
 from thinwire.link.problem import given_up, no_answer, not_connected
-from thinwire.link.roster import Worker
 
 SHORT = LinkOptions(reconnect_seconds=2.0, establish_seconds=0.3, close_seconds=1.0)
 

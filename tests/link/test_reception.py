@@ -21,8 +21,8 @@ from thinwire.link.hello import make_hello
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
+from thinwire.link.peer import Worker
 from thinwire.link.reception import Reception
-from thinwire.link.roster import Worker
 from thinwire.link.tcp.contexts import client_context
 
 SKEWED = {"model.width": 128, "codec.name": "dense"}

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from thinwire.link.roster import STANDBYS, Place, Roster, Worker, read_roster, split_address, write_roster
+from thinwire.link.peer import STANDBYS, Worker, WorkerId, split_address
+from thinwire.link.roster import Roster, read_roster, write_roster
 
 
 @pytest.fixture
@@ -15,37 +16,37 @@ def certificates(world) -> list[str]:
 
 
 def test_a_roster_survives_the_file(tmp_path, certificates):
-    workers = [Worker(Place(0, 1), certificates[1]), Worker(Place(0, 0), certificates[0], "[::1]:29500")]
+    workers = [Worker(WorkerId(0, 1), certificates[1]), Worker(WorkerId(0, 0), certificates[0], "[::1]:29500")]
     roster = Roster.of(workers)
     write_roster(tmp_path / "roster.toml", roster)
     again = read_roster(tmp_path / "roster.toml")
-    assert list(again.workers) == [Place(0, 0), Place(0, 1)]
-    assert again.worker(Place(0, 0)).host_and_port == ("::1", 29500)
-    assert again.worker(Place(0, 1)).address is None
-    assert again.worker(Place(0, 1)).certificate.strip() == certificates[1].strip()
+    assert list(again.workers) == [WorkerId(0, 0), WorkerId(0, 1)]
+    assert again.worker(WorkerId(0, 0)).host_and_port == ("::1", 29500)
+    assert again.worker(WorkerId(0, 1)).address is None
+    assert again.worker(WorkerId(0, 1)).certificate.strip() == certificates[1].strip()
 
 
 def standby(certificate: str, address: str | None, number: int = 0) -> Worker:
-    return Worker(Place(STANDBYS, number), certificate, address)
+    return Worker(WorkerId(STANDBYS, number), certificate, address)
 
 
 def test_standbys_survive_the_file_in_their_order(tmp_path, certificates):
     standbys = [standby(certificates[2], "s:1"), standby(certificates[1], "t:1", 1)]
-    write_roster(tmp_path / "roster.toml", Roster.of([Worker(Place(0, 0), certificates[0], "a:1")], standbys))
+    write_roster(tmp_path / "roster.toml", Roster.of([Worker(WorkerId(0, 0), certificates[0], "a:1")], standbys))
     again = read_roster(tmp_path / "roster.toml")
-    assert list(again.workers) == [Place(0, 0)]
-    assert [(str(each.place), each.address) for each in again.standbys] == [("standby 0", "s:1"), ("standby 1", "t:1")]
+    assert list(again.workers) == [WorkerId(0, 0)]
+    assert [(str(each.id), each.address) for each in again.standbys] == [("standby 0", "s:1"), ("standby 1", "t:1")]
     assert again.standby(certificates[1] + "\n") == again.standbys[1] and again.standby(certificates[0]) is None
 
 
 def test_a_standby_takes_one_place(certificates):
-    workers = [Worker(Place(0, 0), certificates[0], "a:1"), Worker(Place(0, 1), certificates[1])]
+    workers = [Worker(WorkerId(0, 0), certificates[0], "a:1"), Worker(WorkerId(0, 1), certificates[1])]
     roster = Roster.of(workers, [standby(certificates[2], "s:1")])
-    changed = roster.taken_by(Place(0, 0), roster.standbys[0])
-    assert changed.worker(Place(0, 0)) == Worker(Place(0, 0), certificates[2], "s:1") and changed.worker(Place(0, 1)) == workers[1]
-    assert changed.workers == roster.workers and roster.worker(Place(0, 0)) == workers[0]
-    again = changed.taken_by(Place(0, 1), roster.standbys[0])
-    assert again.worker(Place(0, 0)) == workers[0] and again.worker(Place(0, 1)).address == "s:1"
+    changed = roster.taken_by(WorkerId(0, 0), roster.standbys[0])
+    assert changed.worker(WorkerId(0, 0)) == Worker(WorkerId(0, 0), certificates[2], "s:1") and changed.worker(WorkerId(0, 1)) == workers[1]
+    assert changed.workers == roster.workers and roster.worker(WorkerId(0, 0)) == workers[0]
+    again = changed.taken_by(WorkerId(0, 1), roster.standbys[0])
+    assert again.worker(WorkerId(0, 0)) == workers[0] and again.worker(WorkerId(0, 1)).address == "s:1"
 
 
 @pytest.mark.parametrize(
@@ -58,13 +59,13 @@ def test_a_standby_takes_one_place(certificates):
     ],
 )
 def test_a_standby_that_cannot_work_is_refused(certificates, used, address, message):
-    workers = [Worker(Place(0, stage), certificates[stage], f"{'ab'[stage]}:1") for stage in range(2)]
+    workers = [Worker(WorkerId(0, stage), certificates[stage], f"{'ab'[stage]}:1") for stage in range(2)]
     with pytest.raises(ValueError, match=message):
         Roster.of(workers, [standby(certificates[used], address)])
 
 
 def test_the_lower_stage_listens_if_it_can(certificates):
-    low, high = Place(0, 0), Place(0, 1)
+    low, high = WorkerId(0, 0), WorkerId(0, 1)
     both = Roster.of([Worker(low, certificates[0], "a:1"), Worker(high, certificates[1], "b:1")])
     assert both.listener(high, low) == low
     upper = Roster.of([Worker(low, certificates[0]), Worker(high, certificates[1], "b:1")])
@@ -72,7 +73,7 @@ def test_the_lower_stage_listens_if_it_can(certificates):
 
 
 @pytest.mark.parametrize(
-    "places, addresses, used, message",
+    "worker_ids, addresses, used, message",
     [
         ([(0, 0), (0, 1)], [None, None], [0, 1], "neither has an address.*give one of them"),
         ([(0, 0), (0, 0)], ["a:1", "b:1"], [0, 1], "two entries for replica 0 stage 0"),
@@ -81,14 +82,19 @@ def test_the_lower_stage_listens_if_it_can(certificates):
         ([(0, 0)], ["a"], [0], "not host:port"),
     ],
 )
-def test_what_cannot_work_is_refused(certificates, places, addresses, used, message):
-    workers = [Worker(Place(*place), certificates[number], address) for place, address, number in zip(places, addresses, used, strict=True)]
+def test_what_cannot_work_is_refused(certificates, worker_ids, addresses, used, message):
+    workers = [
+        Worker(WorkerId(*worker_id), certificates[number], address)
+        for worker_id, address, number in zip(worker_ids, addresses, used, strict=True)
+    ]
     with pytest.raises(ValueError, match=message):
         Roster.of(workers)
 
 
 def test_stages_that_are_no_neighbours_need_no_address(certificates):
-    Roster.of([Worker(Place(0, 0), certificates[0]), Worker(Place(0, 1), certificates[1], "b:1"), Worker(Place(0, 2), certificates[2])])
+    Roster.of(
+        [Worker(WorkerId(0, 0), certificates[0]), Worker(WorkerId(0, 1), certificates[1], "b:1"), Worker(WorkerId(0, 2), certificates[2])]
+    )
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "::1:80", "host:8o"])

@@ -15,7 +15,7 @@ from thinwire.link.contract import Contract
 from thinwire.link.identity import Identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
-from thinwire.link.roster import Worker
+from thinwire.link.peer import Worker
 from thinwire.link.tcp.contexts import client_context
 from thinwire.link.tcp.knock import knock
 

@@ -17,7 +17,7 @@ from thinwire.link.identity import certificate_of, fingerprint, load_identity, m
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
-from thinwire.link.roster import Worker
+from thinwire.link.peer import Worker
 from thinwire.link.tcp import contexts
 from thinwire.link.tcp.contexts import client_context, server_context
 

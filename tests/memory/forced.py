@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from faults import inject
-from thinwire.cluster.seat import Seat
-from thinwire.cluster.supervisor import Say, run_crew
+from thinwire.cluster.membership import Membership
+from thinwire.cluster.supervisor import Say, run_workers
 from thinwire.memory import manage
 from thinwire.memory.blocks import Plan, Profile
 from thinwire.memory.space import base_bytes, floor_bytes
@@ -53,7 +53,7 @@ def full_disk(after: int) -> Callable[[int, Any, int], int]:
 
 
 def train(
-    seat: Seat,
+    member: Membership,
     say: Say,
     stop: Stop,
     letters: str,
@@ -63,8 +63,8 @@ def train(
     **arguments: Any,
 ) -> dict[str, Any]:
     """Train one stage as `launch.train` does, by a forced plan and with faults."""
-    force(letters, full_after[seat.stage] if full_after else None)
-    return inject.train(seat, say, stop, faults, struck, **arguments)
+    force(letters, full_after[member.stage] if full_after else None)
+    return inject.train(member, say, stop, faults, struck, **arguments)
 
 
 def train_forced(
@@ -76,4 +76,4 @@ def train_forced(
     )
     arguments = {"run": str(command.run), "resume": command.resume, "letters": letters, "full_after": list(full_after)}
     arguments |= inject.given(list(faults), run.with_name(f"{run.name}-struck"))
-    return run_crew(train, command.config, arguments, lambda stage, message: None, replacing={"replacing": True})[0]
+    return run_workers(train, command.config, arguments, lambda stage, message: None, replacing={"replacing": True})[0]

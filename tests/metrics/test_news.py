@@ -4,7 +4,8 @@ import pytest
 
 from jobs import local_roster
 from thinwire.link.errors import RECOVERING, STOPPING, Interrupted, LinkError, aborted, reason_of
-from thinwire.link.roster import Place, Roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import Roster
 from thinwire.metrics.news import cause, named, tell
 
 CORPUS = {"corpus": 3_209_971, "tokens_per_step": 8192, "steps": 400, "passes": 0.5, "limited": False}
@@ -23,10 +24,10 @@ def test_the_cause_is_what_is_left_after_any_number_of_workers():
 def test_places_get_the_names_that_the_roster_has(identities):
     roster = local_roster(identities, 2, standbys=1)
     first, second = roster.workers.values()
-    called = Roster.of([first, type(second)(second.place, second.certificate, second.address, "barn")], roster.standbys)
+    called = Roster.of([first, type(second)(second.id, second.certificate, second.address, "barn")], roster.standbys)
     text = "replica 0 stage 1 and replica 0 stage 0, standby 0 at 127.0.0.1:1, replica 7 stage 9"
     assert named(text, called) == "barn (stage 1) and replica 0 stage 0, standby 0 at 127.0.0.1:1, replica 7 stage 9"
-    assert Place(0, 1) in called.workers
+    assert WorkerId(0, 1) in called.workers
 
 
 def test_a_corpus_that_is_read_more_than_once_is_a_warning():

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from thinwire.config.toml import load
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.metrics.progress import Foot, Progress
 from thinwire.metrics.verdict import Verdict
 from thinwire.metrics.view import RunView
@@ -48,7 +48,7 @@ def run_view(stages: int = 4, replicas: int = 1, profile: str = "dsl_2mbps", ste
         for replica in range(replicas):
             for stage in range(stages):
                 rates = ({"right_mbps": 0.12} if stage < stages - 1 else {}) | ({"left_mbps": 0.11} if stage else {})
-                view.log(Place(replica, stage), step, STEP | rates | ({"val_loss": 5.2345} if step == 119 else {}))
+                view.log(WorkerId(replica, stage), step, STEP | rates | ({"val_loss": 5.2345} if step == 119 else {}))
     return view
 
 

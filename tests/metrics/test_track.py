@@ -17,7 +17,7 @@ from runs import train
 from thinwire.cli import main as cli
 from thinwire.config.registry import TRACKERS
 from thinwire.config.toml import from_toml, load
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.metrics import track
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import JsonLines, Tracker, scalars
@@ -281,10 +281,10 @@ class Listed(Tracker):
 def test_workers_values_are_tracked_once_and_by_stage():
     seen = Listed()
     with RunView(load("laptop"), [seen]) as view:
-        view.log(Place(0, 1), 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.5, "left_mbps": 2.0})
-        view.log(Place(0, 0), 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.25})
-        view.log(Place(1, 1), 1, {"loss": 5.0, "wait_seconds": 0.75})
-        view.log(Place(0, 0), 1, {"loss": 5.0, "seconds": 9.0, "wait_seconds": 0.3})  # done again after a loss
+        view.log(WorkerId(0, 1), 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.5, "left_mbps": 2.0})
+        view.log(WorkerId(0, 0), 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.25})
+        view.log(WorkerId(1, 1), 1, {"loss": 5.0, "wait_seconds": 0.75})
+        view.log(WorkerId(0, 0), 1, {"loss": 5.0, "seconds": 9.0, "wait_seconds": 0.3})  # done again after a loss
     assert seen.logged == [
         (1, {"stage-1/wait_seconds": 0.5, "stage-1/left_mbps": 2.0}),
         (1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.25}),
@@ -294,9 +294,9 @@ def test_workers_values_are_tracked_once_and_by_stage():
 
 def test_a_loss_is_told_with_the_steps_that_are_done_again(capsys):
     with RunView(load("laptop")) as view:
-        view.event(Place(0, 2), {"lost": "exit code -9"})
-        view.event(Place(0, 0), {"abandoned": 7, "epoch": 0, "why": "stage 2"})
-        view.event(Place(0, 0), {"restored": 4, "epoch": 1})
+        view.event(WorkerId(0, 2), {"lost": "exit code -9"})
+        view.event(WorkerId(0, 0), {"abandoned": 7, "epoch": 0, "why": "stage 2"})
+        view.event(WorkerId(0, 0), {"restored": 4, "epoch": 1})
     said = capsys.readouterr().out
     assert "stage 2 was lost (exit code -9)" in said and "all stages go on from step 4; 3 steps are done again" in said
 

@@ -19,7 +19,7 @@ from faults.inject import GO, Fault, train_with
 from patience import HANG
 from replicas.together import together
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.model.cut import StagePlan
 from thinwire.replicas.exchange import make_exchange
 
@@ -173,11 +173,11 @@ def test_in_workers_too(config, tmp_path, method):
     words = ["--config", config, "--run", str(tmp_path / "run"), "--replicas.count", str(count), "--train.batch", str(4 * count)]
     words += ["--replicas.graph", ",".join(f"{other - 1}-{other}" for other in range(1, count)), "--codec.name", "dense"]
     words += ["--replicas.exchange", method, "--train.validate_every", "0"]
-    steps: list[tuple[Place, dict]] = []
+    steps: list[tuple[WorkerId, dict]] = []
     ahead = IN_WORKERS[method] - 1  # steps that the fast one can do while the slow one stands still before its first
 
     def release(stage: int, message: dict) -> None:
-        if steps and max((said["step"] for place, said in steps if place.replica == 0), default=0) >= ahead:
+        if steps and max((said["step"] for worker_id, said in steps if worker_id.replica == 0), default=0) >= ahead:
             (tmp_path / "struck" / GO).touch()
 
     slow = [Fault(0, "forward", 1, "hold", replica=count - 1)]
@@ -186,9 +186,9 @@ def test_in_workers_too(config, tmp_path, method):
         (tmp_path / "struck" / GO).touch()
     summary = train_with(words, slow, tmp_path / "struck", steps=steps, hear=release)
     done, lead = [0] * count, 0
-    for place, message in sorted(steps, key=lambda said: said[1]["at"]):
-        if place.stage == 0:
-            done[place.replica] = message["step"]
+    for worker_id, message in sorted(steps, key=lambda said: said[1]["at"]):
+        if worker_id.stage == 0:
+            done[worker_id.replica] = message["step"]
             lead = max(lead, done[0] - done[-1])
     assert done == [6] * count and summary["weights_sha256"] == count * summary["weights_sha256"][:2]
     assert lead <= IN_WORKERS[method]

@@ -11,7 +11,7 @@ import pytest
 
 from patience import HANG
 from thinwire.cli import main as cli
-from thinwire.cluster import supervisor as crew
+from thinwire.cluster import supervisor
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.run.inputs import check_folder, check_memory
 
@@ -23,7 +23,7 @@ def no_workers(monkeypatch):
     def start(*given):
         pytest.fail("a worker was started")
 
-    monkeypatch.setattr(crew.Crew, "start", start)
+    monkeypatch.setattr(supervisor.Supervisor, "start", start)
 
 
 def refused(capsys, words: list[str]) -> str:

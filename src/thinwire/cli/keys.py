@@ -9,7 +9,8 @@ from typing import Annotated
 import tyro
 
 from thinwire.link.identity import fingerprint, make_identity, read_certificate
-from thinwire.link.roster import STANDBYS, Place, Roster, Worker, read_roster, write_roster
+from thinwire.link.peer import STANDBYS, Worker, WorkerId
+from thinwire.link.roster import Roster, read_roster, write_roster
 from thinwire.util.shown import shown
 
 MOST_DAYS = 36500
@@ -67,16 +68,16 @@ def roster(argv: list[str]) -> None:
             f"--replicas is {command.replicas} and --stage is given {len(command.stage)} times; "
             "each replica has as many stages as the others: give --stage once for each of them"
         )
-    workers = [read_entry(text, Place(*divmod(number, stages)), "--stage") for number, text in enumerate(command.stage)]
-    standbys = [read_entry(text, Place(STANDBYS, number), "--standby") for number, text in enumerate(command.standby)]
+    workers = [read_entry(text, WorkerId(*divmod(number, stages)), "--stage") for number, text in enumerate(command.stage)]
+    standbys = [read_entry(text, WorkerId(STANDBYS, number), "--standby") for number, text in enumerate(command.standby)]
     write_roster(command.file, Roster.of(workers, standbys))
     written = read_roster(command.file)  # what people compare over the phone must be what everyone will read
     for worker in (*written.workers.values(), *written.standbys):
-        print(f"{written.called(worker.place)}  {worker.address or 'dials out'}  {fingerprint(worker.certificate)}")
+        print(f"{written.called(worker.id)}  {worker.address or 'dials out'}  {fingerprint(worker.certificate)}")
     print(f"{command.file}: give this file to every worker{' and standby' if standbys else ''}")
 
 
-def read_entry(text: str, place: Place, word: str) -> Worker:
+def read_entry(text: str, worker_id: WorkerId, word: str) -> Worker:
     """Read one ADDRESS=CERTIFICATE or ADDRESS=CERTIFICATE,name=NAME that stands behind a word."""
     address, equals, rest = text.partition("=")
     path, comma, name = rest.partition(",name=")
@@ -85,4 +86,4 @@ def read_entry(text: str, place: Place, word: str) -> Worker:
             f"{word} {shown(repr(text))} is not of the form ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem, "
             "with ,name=NAME behind it if you like"
         )
-    return Worker(place, read_certificate(Path(path)), None if address == "none" else address, name if comma else None)
+    return Worker(worker_id, read_certificate(Path(path)), None if address == "none" else address, name if comma else None)

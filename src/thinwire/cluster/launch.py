@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from thinwire import checkpoint
+from thinwire.cluster.membership import Membership
 from thinwire.cluster.recover import train_stage
-from thinwire.cluster.seat import Seat
-from thinwire.cluster.supervisor import Say, run_crew
-from thinwire.link.roster import Place
+from thinwire.cluster.supervisor import Say, run_workers
+from thinwire.link.peer import WorkerId
 from thinwire.metrics.track import Tracker
 from thinwire.metrics.trackers.open import open_trackers
 from thinwire.metrics.view import RunView
@@ -30,14 +30,14 @@ def launch(command: TrainCommand) -> dict[str, Any]:
         RunView(command.config, trackers) as view,
     ):
 
-        def show(place: Place, message: dict[str, Any]) -> None:
+        def show(worker_id: WorkerId, message: dict[str, Any]) -> None:
             if "step" in message:
-                view.log(place, message["step"], message["values"])
+                view.log(worker_id, message["step"], message["values"])
             else:
-                view.event(place, message)
+                view.event(worker_id, message)
 
         arguments = {"run": str(command.run), "resume": command.resume}
-        results = run_crew(train, command.config, arguments, show, replacing={"replacing": True})
+        results = run_workers(train, command.config, arguments, show, replacing={"replacing": True})
     config = command.config
     summary: dict[str, Any] = results[0] if results else {"val_loss": None}
     if len(results) < config.replicas.count * config.pipeline.stages:  # some were lost when all were asked to end
@@ -47,11 +47,11 @@ def launch(command: TrainCommand) -> dict[str, Any]:
     return summary
 
 
-def train(seat: Seat, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:
-    """Train one stage and tell the supervisor of every step, and of what happens to the crew."""
-    folder = folder_of(Path(run), seat.replica)
+def train(member: Membership, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:
+    """Train one stage and tell the supervisor of every step, and of what happens to the links."""
+    folder = folder_of(Path(run), member.replica)
     return train_stage(
-        seat,
+        member,
         folder,
         resume=resume,
         replacing=replacing,

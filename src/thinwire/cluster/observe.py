@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from thinwire.link.link import Link
+from thinwire.link.peer import WorkerId
 from thinwire.link.problem import NOT_CONNECTED
-from thinwire.link.roster import Place
 from thinwire.metrics.news import Report
 from thinwire.pipeline.neighbours import Neighbours
 
@@ -36,8 +36,8 @@ class Observer:
 
     def __init__(self, neighbours: Neighbours, reconnect_seconds: float, report: Report) -> None:
         self.neighbours, self.limit, self.report = neighbours, reconnect_seconds, report
-        self.sights: dict[Place, Sight] = {}
-        self.met: set[Place] = set()
+        self.sights: dict[WorkerId, Sight] = {}
+        self.met: set[WorkerId] = set()
         """Who was there at any time, in an earlier epoch too."""
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._run, name="thinwire-observer", daemon=True)
@@ -58,34 +58,34 @@ class Observer:
 
     def look(self, now: float) -> None:
         """Report what has changed since the last look."""
-        for place, link in list(self.neighbours.opened.items()):
-            sight = self.sights.setdefault(place, Sight())
+        for worker_id, link in list(self.neighbours.opened.items()):
+            sight = self.sights.setdefault(worker_id, Sight())
             quiet = now - link.heard_at if link.heard_at else 0.0
             if link.state == "open" and quiet < QUIET_PINGS * link.options.ping_seconds:
-                self._is_there(place, link, sight, now)
+                self._is_there(worker_id, link, sight, now)
             elif link.state == "open":  # not given up yet: some seconds of silence come before the reconnect window
-                self._is_away(place, link, sight, now, quiet, max(0.0, link.options.silent_seconds - quiet) + self.limit)
+                self._is_away(worker_id, link, sight, now, quiet, max(0.0, link.options.silent_seconds - quiet) + self.limit)
             elif away := link.absent_seconds:
-                self._is_away(place, link, sight, now, max(away, quiet), max(0.0, self.limit - away))
+                self._is_away(worker_id, link, sight, now, max(away, quiet), max(0.0, self.limit - away))
 
-    def _is_there(self, place: Place, link: Link, sight: Sight, now: float) -> None:
-        if place not in self.met:
+    def _is_there(self, worker_id: WorkerId, link: Link, sight: Sight, now: float) -> None:
+        if worker_id not in self.met:
             if link.rtt is None:
                 return  # the first answer is on its way
-            self.met.add(place)
-            self.report({"connected": str(place), "rtt": link.rtt})
+            self.met.add(worker_id)
+            self.report({"connected": str(worker_id), "rtt": link.rtt})
         elif sight.since is not None and sight.told_at is not None:
-            self.report({"back": str(place), "after": now - sight.since})
+            self.report({"back": str(worker_id), "after": now - sight.since})
         sight.since = sight.told_at = None
 
-    def _is_away(self, place: Place, link: Link, sight: Sight, now: float, away: float, left: float) -> None:
+    def _is_away(self, worker_id: WorkerId, link: Link, sight: Sight, now: float, away: float, left: float) -> None:
         sight.since = now - away if sight.since is None else sight.since
         if now - sight.since < SILENT_SECONDS if sight.told_at is None else now - sight.told_at < REPEAT_SECONDS:
             return
         sight.told_at = now
         event = {"left": left, "problem": "" if link.problem == NOT_CONNECTED.text else link.problem}
-        if place in self.met:
+        if worker_id in self.met:
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - sight.since)))
-            self.report({"silent": str(place), "since": since, **event})
+            self.report({"silent": str(worker_id), "since": since, **event})
         else:
-            self.report({"waiting": str(place), "address": self.neighbours.dialled(place), **event})
+            self.report({"waiting": str(worker_id), "address": self.neighbours.dialled(worker_id), **event})

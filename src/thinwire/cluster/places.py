@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from thinwire.cluster.seat import run_name
+from thinwire.cluster.membership import run_name
 from thinwire.link.identity import fingerprint
-from thinwire.link.roster import Place, Roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import Roster
 from thinwire.util.files import read_small, write_atomic
 from thinwire.util.shown import shown
 
@@ -22,8 +23,8 @@ PLACES_BYTES = 2**24
 def keep_places(roster: Roster, run: Path) -> None:
     """Write down who has taken which place."""
     taken = [
-        {"replica": place.replica, "stage": place.stage, "standby": fingerprint(worker.certificate)}
-        for place, worker in roster.taken.items()
+        {"replica": worker_id.replica, "stage": worker_id.stage, "standby": fingerprint(worker.certificate)}
+        for worker_id, worker in roster.taken.items()
     ]
     run.mkdir(parents=True, exist_ok=True)
     write_atomic(run / PLACES_FILE, json.dumps({"run": run_name(roster), "taken": taken}, indent=1).encode())
@@ -47,19 +48,19 @@ def known_places(roster: Roster, run: Path) -> Roster:
             "use that roster or another --run"
         )
     standbys = {fingerprint(standby.certificate): standby for standby in roster.standbys}
-    for place, mark in taken:
-        if place not in roster.workers or mark not in standbys:
+    for worker_id, mark in taken:
+        if worker_id not in roster.workers or mark not in standbys:
             raise ValueError(
-                f"{path} says that the standby {shown(mark, 100)} has {place}, and the roster lists no such standby or place; "
+                f"{path} says that the standby {shown(mark, 100)} has {worker_id}, and the roster lists no such standby or place; "
                 "use the roster with which that happened"
             )
-        roster = roster.taken_by(place, standbys[mark])
+        roster = roster.taken_by(worker_id, standbys[mark])
     return roster
 
 
-def read_entry(entry: dict[str, Any]) -> tuple[Place, str]:
+def read_entry(entry: dict[str, Any]) -> tuple[WorkerId, str]:
     """Read who has one place."""
     replica, stage, mark = entry["replica"], entry["stage"], entry["standby"]
     if type(replica) is not int or type(stage) is not int or type(mark) is not str or len(entry) != 3:
         raise ValueError(f"{shown(entry)} is not a replica, a stage and a fingerprint")
-    return Place(replica, stage), mark
+    return WorkerId(replica, stage), mark

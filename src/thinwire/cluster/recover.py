@@ -22,9 +22,9 @@ import torch
 
 from thinwire import checkpoint
 from thinwire.checkpoint.manifest import whole
+from thinwire.cluster.membership import Membership, remember
 from thinwire.cluster.observe import Observer
-from thinwire.cluster.seat import Seat, remember
-from thinwire.cluster.standby import Desk
+from thinwire.cluster.standby import StandbyServer
 from thinwire.cluster.watch import Watch
 from thinwire.cluster.watchdog import Watchdog
 from thinwire.data.open import Data
@@ -77,7 +77,7 @@ class Recovery:
 
 
 def train_stage(
-    seat: Seat,
+    member: Membership,
     run: Path,
     *,
     resume: bool = False,
@@ -87,34 +87,34 @@ def train_stage(
     stop: Stop | None = None,
     report: Report = ignore,
     stuck: Callable[[str], None] = lambda why: say_last(why),
-    desk: Desk | None = None,
+    server: StandbyServer | None = None,
 ) -> dict[str, Any]:
     """Train one stage in step with the others of the roster; return the run's summary.
 
     `replacing`: this process takes the place of one that was lost. `copies`: neighbours keep each other's checkpoints, for stages that
-    are on different machines. `report` takes what people should know (news.py), `stuck` why this process ends itself. `desk`: where a
+    are on different machines. `report` takes what people should know (news.py), `stuck` why this process ends itself. `server`: where a
     standby that has taken this place goes on to answer.
     """
-    torch.set_num_threads(seat.config.train.threads or torch.get_num_threads())
-    neighbours = seat.neighbours("train", run)
-    if desk is not None:
-        neighbours.listener, neighbours.others = desk.listener, desk.askers
+    torch.set_num_threads(member.config.train.threads or torch.get_num_threads())
+    neighbours = member.neighbours("train", run)
+    if server is not None:
+        neighbours.listener, neighbours.others = server.listener, server.clients
     neighbours.report = report
     stop = stop or Stop()
-    watch, watchdog = Watch(neighbours, seat.config, run), Watchdog(neighbours, stop, seat.config.train.stuck_seconds, stuck)
-    observer = Observer(neighbours, seat.config.link.reconnect_seconds, report if copies else ignore)
+    watch, watchdog = Watch(neighbours, member.config, run), Watchdog(neighbours, stop, member.config.train.stuck_seconds, stuck)
+    observer = Observer(neighbours, member.config.link.reconnect_seconds, report if copies else ignore)
     kept = Recovery(recovering=replacing, timing=UNKNOWN if replacing else None, copies=run if copies else None)
     try:
         with stop.listening(), watchdog:
             watch.start()
             observer.start()
             while True:
-                outcome = run_epoch(seat, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop, watchdog=watchdog)
+                outcome = run_epoch(member, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop, watchdog=watchdog)
                 if isinstance(outcome, dict):
                     return outcome
                 report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome), "fruitless": kept.failures > 0})
                 if copies and REFUSED in str(outcome):  # else its supervisor says so
-                    limit = seat.config.link.reconnect_seconds
+                    limit = member.config.link.reconnect_seconds
                     print(f"thinwire: note: {outcome}; waiting {limit:.0f} s for it to be started again", file=sys.stderr, flush=True)
                 kept.epoch, kept.recovering = max(kept.epoch + 1, outcome.epoch), True
                 watch.settle()
@@ -122,10 +122,10 @@ def train_stage(
     except LinkError as error:
         raise watch.explained(error) from None
     except ValueError as error:  # this worker cannot go on, and so nobody can: the others are told why
-        neighbours.drop(LinkError(f"{neighbours.place}: {error}"))
+        neighbours.drop(LinkError(f"{neighbours.worker_id}: {error}"))
         raise
     except BaseException as error:  # this process ends, the run need not: whoever takes its place finds the others ready
-        neighbours.drop(Interrupted(f"{neighbours.place} has ended ({type(error).__name__}{f': {error}' if str(error) else ''})"))
+        neighbours.drop(Interrupted(f"{neighbours.worker_id} has ended ({type(error).__name__}{f': {error}' if str(error) else ''})"))
         raise
     finally:
         observer.end()
@@ -139,7 +139,7 @@ def pause(failures: int) -> float:
 
 
 def run_epoch(
-    seat: Seat,
+    member: Membership,
     run: Path,
     neighbours: Neighbours,
     kept: Recovery,
@@ -155,14 +155,16 @@ def run_epoch(
     trainer: Trainer | None = None
     started_at: int | None = None
     try:
-        device = choose_device(seat.config.device)
+        device = choose_device(member.config.device)
         with stop.abandoning(neighbours.interrupt):
-            pipeline = WorkerPipeline(seat.config, seat.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies)
+            pipeline = WorkerPipeline(
+                member.config, member.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies
+            )
             kept.timing, pipeline.profile = pipeline.timing, kept.profile
             if kept.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
-                remember(run, seat.stage, neighbours.incarnation)
+                remember(run, member.stage, neighbours.incarnation)
             trainer = Trainer(
-                seat.config,
+                member.config,
                 run,
                 pipeline,
                 resume=resume,
@@ -175,7 +177,7 @@ def run_epoch(
                 report=report,
             )
         kept.data, kept.profile, started_at = trainer.data, pipeline.profile, trainer.position.step
-        remember(run, seat.stage, neighbours.incarnation)
+        remember(run, member.stage, neighbours.incarnation)
         again = {"again": max(0, kept.step - started_at)}
         report({"restored": started_at, "epoch": kept.epoch, **again} if kept.recovering else {"begun": started_at})
         working, engine = trainer, pipeline
@@ -188,13 +190,13 @@ def run_epoch(
             kept.confirmed = max(kept.confirmed, trainer.keeper.confirmed)
         if isinstance(error, Stopping) or stop.now:  # a neighbour that was lost is not waited for any more
             report({"ending": str(error)})
-            early = {"steps": kept_step(run, seat.stage), "val_loss": None}
+            early = {"steps": kept_step(run, member.stage), "val_loss": None}
             return early if trainer is None else end_together(trainer, neighbours, kept.epoch + 1)
         kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
         return error.with_traceback(None)  # its frames would keep the stage of this epoch alive
     except ValueError as error:
         if trainer is None:  # this process refuses to start: the others go on with one that does not
-            let_go(neighbours, pipeline, Interrupted(f"{neighbours.place} {REFUSED}: {error}"))
+            let_go(neighbours, pipeline, Interrupted(f"{neighbours.worker_id} {REFUSED}: {error}"))
         raise
     finally:
         watchdog.follow(None)
@@ -236,13 +238,13 @@ def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
     neighbours.stopping = False
     neighbours.run = f"end of {neighbours.run}"  # whoever still trains is not to be met here
     empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
-    config, place = trainer.config, neighbours.place
-    places = [*place.sides(config.pipeline.stages).values(), *neighbours.joined(config).values()]
-    links = neighbours.open(config, dict.fromkeys(places, empty), AGREE_SECONDS)
+    config, worker_id = trainer.config, neighbours.worker_id
+    worker_ids = [*worker_id.sides(config.pipeline.stages).values(), *neighbours.joined(config).values()]
+    links = neighbours.open(config, dict.fromkeys(worker_ids, empty), AGREE_SECONDS)
     mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}
-    everyone = join_control(links, make_graph(config.replicas.graph, config.replicas.count), place.replica).gather(mine, forms.LAST)
+    everyone = join_control(links, make_graph(config.replicas.graph, config.replicas.count), worker_id.replica).gather(mine, forms.LAST)
     if not trainer.exchange.talks_before(trainer.position.step):  # what other replicas have committed is of other gradients
-        everyone = of_replica(everyone, place.replica, config.pipeline.stages)
+        everyone = of_replica(everyone, worker_id.replica, config.pipeline.stages)
     # Not the one furthest ahead: a replica that has begun to train alone may be at a later step already.
     ahead = next((part["outcome"] for part in everyone if part["step"] == trainer.position.step + 1 and part["outcome"]), None)
     if ahead is not None:

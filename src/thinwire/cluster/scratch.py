@@ -17,7 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from thinwire.link.identity import make_identity
-from thinwire.link.roster import Place, Roster, Worker, write_roster
+from thinwire.link.peer import Worker, WorkerId
+from thinwire.link.roster import Roster, write_roster
 
 PREFIX = "thinwire-"
 OWNER_FILE = "owner.lock"
@@ -58,18 +59,18 @@ def _remove_if_orphan(folder: Path) -> None:
         os.close(owner)
 
 
-def worker_name(place: Place) -> str:
+def worker_name(worker_id: WorkerId) -> str:
     """Name a worker's process and files."""
-    return f"replica-{place.replica}-stage-{place.stage}" if place.replica else f"stage-{place.stage}"
+    return f"replica-{worker_id.replica}-stage-{worker_id.stage}" if worker_id.replica else f"stage-{worker_id.stage}"
 
 
-def make_local_roster(folder: Path, places: Sequence[Place], ports: Sequence[int]) -> None:
+def make_local_roster(folder: Path, worker_ids: Sequence[WorkerId], ports: Sequence[int]) -> None:
     """Make identities and a roster for workers on this machine, each with its port of the loopback address."""
     workers = []
-    for place, port in zip(places, ports, strict=True):
-        name = worker_name(place)
+    for worker_id, port in zip(worker_ids, ports, strict=True):
+        name = worker_name(worker_id)
         identity = make_identity(folder / name, name, days=3650)
-        workers.append(Worker(place, identity.certificate, f"127.0.0.1:{port}"))
+        workers.append(Worker(worker_id, identity.certificate, f"127.0.0.1:{port}"))
     write_roster(folder / "roster.toml", Roster.of(workers))
 
 

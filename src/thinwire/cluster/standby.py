@@ -1,6 +1,6 @@
-"""What workers ask standbys, and the desk where a standby answers: it takes one place, once, and then says for good which one it has.
+"""What workers ask standbys, and the server with which a standby answers: it takes one worker id, once, and then says which for good.
 
-One question and one answer over a link of its own, in a run name of its own; the listener hands it to the desk and never to a link of
+One question and one answer over a link of its own, in a run name of its own; the listener hands it to the server and never to a link of
 training. Only members of the roster can ask, and only its standbys can answer: both prove who they are. When to ask is `watch.py`'s job.
 """
 
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from thinwire.cluster.seat import run_name
+from thinwire.cluster.membership import run_name
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import shared_settings
 from thinwire.link.connection import Connection
@@ -27,7 +27,8 @@ from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.message import decode_message
 from thinwire.link.options import SERVICES, LinkOptions
-from thinwire.link.roster import Place, Roster, Worker
+from thinwire.link.peer import Worker, WorkerId
+from thinwire.link.roster import Roster
 from thinwire.run.stop import Stop
 
 (SERVICE,) = SERVICES
@@ -48,36 +49,36 @@ class Answer:
     """What one standby said."""
 
     standby: Worker
-    place: Place | None = None
+    worker_id: WorkerId | None = None
     """The place it has; None: none, or it did not say."""
     problem: str | None = None
     """Why it did not answer."""
 
     def __str__(self) -> str:
-        said = self.problem or (f"it has {self.place}" if self.place else "it has no place yet")
-        return f"{self.standby.place} at {self.standby.address}: {said}"
+        said = self.problem or (f"it has {self.worker_id}" if self.worker_id else "it has no place yet")
+        return f"{self.standby.id} at {self.standby.address}: {said}"
 
 
 @dataclass(frozen=True)
-class Questions:
+class StandbyClient:
     """Ask standbys, as one member of the roster."""
 
     roster: Roster
     identity: Identity
-    place: Place
+    worker_id: WorkerId
     """Where the roster's file lists this member."""
     config: RunConfig
 
     @property
     def terms(self) -> Terms:
-        return Terms(run_for_standbys(self.roster), shared_settings(self.config), self.place)
+        return Terms(run_for_standbys(self.roster), shared_settings(self.config), self.worker_id)
 
-    def ask(self, standby: Worker, word: Word, place: Place | None = None) -> Answer:
+    def ask(self, standby: Worker, word: Word, worker_id: WorkerId | None = None) -> Answer:
         """Ask one standby."""
         link = Link.connect(standby, self.identity, self.terms, CONTRACT, options=OPTIONS, service=SERVICE)
         try:
             link.wait_open(2 * ASK_SECONDS)  # longer than the link's own limit, which gives the better reason
-            say(link, {"word": word, "place": to_pair(place)})
+            say(link, {"word": word, "place": to_pair(worker_id)})
             return Answer(standby, place_in(hear(link)))
         except (LinkError, TimeoutError) as error:
             return Answer(standby, problem=str(error))
@@ -86,16 +87,16 @@ class Questions:
 
     def ask_all(self, word: Word = "which") -> list[Answer]:
         """Ask all standbys but this one at the same time; return what they said, in the order of the roster."""
-        others = [standby for standby in self.roster.standbys if standby.place != self.place]
+        others = [standby for standby in self.roster.standbys if standby.id != self.worker_id]
         with ThreadPoolExecutor(max_workers=max(1, len(others))) as pool:
             return list(pool.map(lambda standby: self.ask(standby, word), others))
 
 
-class Desk:
+class StandbyServer:
     """The side of a standby: its listener, who may ask, and the one place it takes."""
 
     def __init__(
-        self, roster: Roster, identity: Identity, config: RunConfig, accept: Callable[[Place], None], listen: str | None = None
+        self, roster: Roster, identity: Identity, config: RunConfig, accept: Callable[[WorkerId], None], listen: str | None = None
     ) -> None:
         """Answer from now on; `accept` is told of the place before anyone else, and raises if it cannot be taken."""
         me = roster.standby(identity.certificate)
@@ -105,9 +106,9 @@ class Desk:
                 "`thinwire roster FILE --stage ... --standby ADDRESS=CERTIFICATE`"
             )
         self.me, self.accept = me, accept
-        self.terms = Terms(run_for_standbys(roster), shared_settings(config), me.place)
-        self.places = frozenset(roster.workers)
-        self.place = next((place for place, worker in roster.taken.items() if worker.certificate == me.certificate), None)
+        self.terms = Terms(run_for_standbys(roster), shared_settings(config), me.id)
+        self.worker_ids = frozenset(roster.workers)
+        self.worker_id = next((worker_id for worker_id, worker in roster.taken.items() if worker.certificate == me.certificate), None)
         self.over = False
         """Whether the run has ended without this standby."""
         self.leaving = False
@@ -116,41 +117,41 @@ class Desk:
         """What was last told of a question that could not be answered."""
         self.lock, self.changed = threading.Lock(), threading.Event()
         self.free = threading.Semaphore(MOST_ASKERS)
-        self.askers = (*roster.workers.values(), *(other for other in roster.standbys if other is not me))
+        self.clients = (*roster.workers.values(), *(other for other in roster.standbys if other is not me))
         assert me.address is not None
-        self.listener = Listener(listen or me.address, identity, (), OPTIONS, self.askers)
+        self.listener = Listener(listen or me.address, identity, (), OPTIONS, self.clients)
         self.listener.services[SERVICE] = self._receive
 
-    def wait(self, stop: Stop) -> Place | None:
+    def wait(self, stop: Stop) -> WorkerId | None:
         """Return the place to take, once it is known; None: the run is over, or this process is to end."""
         with stop.listening():
-            while self.place is None and not self.over and not stop.asked:
+            while self.worker_id is None and not self.over and not stop.asked:
                 self.changed.wait(POLL_SECONDS)
         with self.lock:
-            self.leaving = self.place is None
-            return self.place
+            self.leaving = self.worker_id is None
+            return self.worker_id
 
     def close(self) -> None:
         """Answer no more."""
         self.listener.close()
 
-    def _receive(self, asker: Place, connection: Connection) -> None:
+    def _receive(self, client: WorkerId, connection: Connection) -> None:
         """Take a connection from the listener, which must not wait."""
         if self.free.acquire(blocking=False):
-            threading.Thread(target=self._serve, args=(asker, connection), daemon=True).start()
+            threading.Thread(target=self._serve, args=(client, connection), daemon=True).start()
         else:
             connection.close()
 
-    def _serve(self, asker: Place, connection: Connection) -> None:
+    def _serve(self, client: WorkerId, connection: Connection) -> None:
         """Answer one question."""
-        link = Link.accept(connection, Worker(asker, ""), self.terms, CONTRACT, options=OPTIONS)
+        link = Link.accept(connection, Worker(client, ""), self.terms, CONTRACT, options=OPTIONS)
         try:
             link.wait_open(ASK_SECONDS)
             say(link, {"place": to_pair(self._answer(hear(link)))})
         except LinkClosed:
             pass  # it has gone, and will ask again if it has to
         except LinkError as error:  # such as settings that differ: the person at this machine should know before it matters
-            self._tell(f"cannot answer {asker}: {error}")
+            self._tell(f"cannot answer {client}: {error}")
             link.abort(str(error))
         except TimeoutError:
             pass
@@ -158,24 +159,24 @@ class Desk:
             link.close()
             self.free.release()
 
-    def _answer(self, question: dict[str, Any]) -> Place | None:
+    def _answer(self, question: dict[str, Any]) -> WorkerId | None:
         """Take a question in; return the place that this standby has."""
-        word, place = question.get("word"), place_in(question)
-        if word not in ("which", "take", "over") or (word == "take") != (place in self.places):
+        word, worker_id = question.get("word"), place_in(question)
+        if word not in ("which", "take", "over") or (word == "take") != (worker_id in self.worker_ids):
             raise ProtocolError("question", question, "which, take with a place of the roster, or over")
         with self.lock:
-            if self.place is None and word == "take" and not self.leaving:
-                assert place is not None
+            if self.worker_id is None and word == "take" and not self.leaving:
+                assert worker_id is not None
                 try:
-                    self.accept(place)
+                    self.accept(worker_id)
                 except (OSError, ValueError) as error:
-                    self._tell(f"cannot take the place of {place}: {error}")
+                    self._tell(f"cannot take the place of {worker_id}: {error}")
                     return None
-                self.place = place
-            self.over = self.over or (word == "over" and self.place is None)
-            if self.place is not None or self.over:
+                self.worker_id = worker_id
+            self.over = self.over or (word == "over" and self.worker_id is None)
+            if self.worker_id is not None or self.over:
                 self.changed.set()
-            return self.place
+            return self.worker_id
 
     def _tell(self, problem: str) -> None:
         """Let the person at this machine know, once."""
@@ -200,16 +201,16 @@ def hear(link: Link) -> dict[str, Any]:
     return decode_message(frame.payload)
 
 
-def to_pair(place: Place | None) -> list[int] | None:
+def to_pair(worker_id: WorkerId | None) -> list[int] | None:
     """Write a place."""
-    return None if place is None else [place.replica, place.stage]
+    return None if worker_id is None else [worker_id.replica, worker_id.stage]
 
 
-def place_in(message: dict[str, Any]) -> Place | None:
+def place_in(message: dict[str, Any]) -> WorkerId | None:
     """Read the place in a message; there may be none."""
     pair = message.get("place")
     if pair is None:
         return None
     if not isinstance(pair, list) or len(pair) != 2 or any(type(number) is not int or not 0 <= number < 2**32 for number in pair):
         raise ProtocolError("place", pair, "a replica and a stage")
-    return Place(*pair)
+    return WorkerId(*pair)

@@ -1,6 +1,6 @@
 """Worker processes on this machine, one per stage and replica: start them for a task, watch them, and leave none behind.
 
-The workers talk over real links on the loopback address, with identities made for this crew and forgotten after it. What a worker has to
+The workers talk over real links on the loopback address, with identities made for this run and forgotten after it. What a worker has to
 say reaches this process through its own pipe; if this process dies, the pipe closes and the workers end themselves.
 """
 
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.cluster.cause import causes, in_a_line, place_of, trace_of
+from thinwire.cluster.membership import Membership
 from thinwire.cluster.scratch import held_ports, make_local_roster, scratch_folder, worker_name
-from thinwire.cluster.seat import Seat
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import from_toml, to_toml
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.identity import load_identity
-from thinwire.link.roster import Place, read_roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import read_roster
 from thinwire.run.stop import Stop
 
 GRACE_SECONDS = 10.0
@@ -52,8 +53,8 @@ BACKOFF_SECONDS = 0.1
 Say = Callable[[dict[str, Any]], None]
 """How a worker tells the supervisor something, as JSON."""
 Task = Callable[..., dict[str, Any]]
-"""What every worker does: a module's function of (seat, say, stop, **arguments) that returns what it found."""
-Hear = Callable[[Place, dict[str, Any]], None]
+"""What every worker does: a module's function of (member, say, stop, **arguments) that returns what it found."""
+Hear = Callable[[WorkerId, dict[str, Any]], None]
 """What the supervisor does with what the worker at a place says."""
 
 
@@ -61,7 +62,7 @@ Hear = Callable[[Place, dict[str, Any]], None]
 class Child:
     """A worker process and the pipe to it."""
 
-    place: Place
+    worker_id: WorkerId
     process: Any
     pipe: Connection
     result: dict | None = None
@@ -86,7 +87,7 @@ class Child:
         return self.result is None and self.failure is None and not self.ended
 
 
-class Crew:
+class Supervisor:
     """One process per place that do a task together; a lost one is replaced where the task knows how to go on."""
 
     def __init__(
@@ -102,19 +103,19 @@ class Crew:
         self.looked_at = time.monotonic()
         self.wish: str | None = None
         """When everyone was asked to stop: `soon`, after the step under way, or `now`."""
-        self.raised: set[tuple[Place, tuple[int, str]]] = set()
+        self.raised: set[tuple[WorkerId, tuple[int, str]]] = set()
         """Where workers have raised exceptions so far."""
 
-    def start(self, place: Place, more: dict[str, Any] | None = None) -> Child:
+    def start(self, worker_id: WorkerId, more: dict[str, Any] | None = None) -> Child:
         """Start the worker at a place."""
         ours, theirs = self.context.Pipe()
         self.incarnation += 1  # it grows even if the clock goes back
         arguments = json.dumps(self.arguments | (more or {}))
-        given = (theirs, self.task, to_toml(self.config), arguments, str(self.folder), place, self.incarnation)
-        process = self.context.Process(target=work, args=given, name=f"thinwire-{worker_name(place)}", daemon=True)
+        given = (theirs, self.task, to_toml(self.config), arguments, str(self.folder), worker_id, self.incarnation)
+        process = self.context.Process(target=work, args=given, name=f"thinwire-{worker_name(worker_id)}", daemon=True)
         process.start()
         theirs.close()
-        return Child(place, process, ours)
+        return Child(worker_id, process, ours)
 
     def watch(self, stop: Stop) -> list[dict[str, Any]]:
         """Wait for all workers; replace lost ones, pass on a wish to stop; raise what the first failure said."""
@@ -138,16 +139,16 @@ class Crew:
 
     def _let_go(self, child: Child) -> None:
         """Do without a worker that was lost when all were asked to end: the others end, and its last checkpoint stands."""
-        text = f"{called(child.place)} did not end by itself ({child.failure}); a resume goes on from the last checkpoint that all have"
+        text = f"{called(child.worker_id)} did not end by itself ({child.failure}); a resume goes on from the last checkpoint that all have"
         print(f"thinwire: warning: {text}", file=sys.stderr, flush=True)
         child.failure, child.ended = None, True
         child.process.kill()
         end_all([child])
 
-    def _hear(self, place: Place, message: dict[str, Any]) -> None:
+    def _hear(self, worker_id: WorkerId, message: dict[str, Any]) -> None:
         if message.get("step", 0) > self.best:
             self.best, self.lost = message["step"], 0
-        self.hear_of(place, message)
+        self.hear_of(worker_id, message)
 
     def _end_silent(self) -> None:
         """End a worker that gives no sign of life: one that is stopped, or stuck, holds up everyone."""
@@ -165,27 +166,27 @@ class Crew:
     def _replace_or_raise(self, child: Child) -> None:
         """Start a lost worker again, unless that would not help."""
         others = [other for other in self.children if other is not child]
-        again = child.where is not None and (child.place, child.where) in self.raised
+        again = child.where is not None and (child.worker_id, child.where) in self.raised
         if child.refused or child.lost_link or self.replacing is None or self.lost >= RESTARTS or again:
             linger(self.children, self._hear)
             raise first_failure(self.children, again)
         if child.where is not None:
-            self.raised.add((child.place, child.where))
+            self.raised.add((child.worker_id, child.where))
         child.process.kill()
         end_all([child])
         if others and all(other.result is not None for other in others):
             child.failure, child.result = None, others[0].result  # all was said and written: only its own last word is missing
             return
-        self.hear_of(child.place, {"lost": child.failure})
+        self.hear_of(child.worker_id, {"lost": child.failure})
         time.sleep(BACKOFF_SECONDS * (2**self.lost - 1))
         self.lost += 1
-        fresh = self.start(child.place, self.replacing)
+        fresh = self.start(child.worker_id, self.replacing)
         self.children[self.children.index(child)] = fresh
         if self.wish is not None:
             ask_to_stop([fresh], self.wish)
 
 
-def run_crew(
+def run_workers(
     task: Task,
     config: RunConfig,
     arguments: dict[str, Any],
@@ -199,18 +200,18 @@ def run_crew(
     A task that is not `graceful` ends at the first Ctrl-C. `replacing` are further arguments for a process that takes the place of a
     lost one; without them the loss of a worker ends the task.
     """
-    stop, places = Stop(), grid(config)
+    stop, worker_ids = Stop(), grid(config)
     stop.tell = say_aloud
     with ExitStack() as stack:
         if graceful:
             stack.enter_context(stop.listening())  # first: a signal must not leave the folder behind
         scratch = stack.enter_context(scratch_folder())
-        make_local_roster(scratch, places, stack.enter_context(held_ports(len(places))))
-        crew = Crew(task, config, arguments, scratch, hear_of, replacing)
-        stack.callback(end_all, crew.children)
-        for place in places:
-            crew.children.append(crew.start(place))
-        return crew.watch(stop)
+        make_local_roster(scratch, worker_ids, stack.enter_context(held_ports(len(worker_ids))))
+        supervisor = Supervisor(task, config, arguments, scratch, hear_of, replacing)
+        stack.callback(end_all, supervisor.children)
+        for worker_id in worker_ids:
+            supervisor.children.append(supervisor.start(worker_id))
+        return supervisor.watch(stop)
 
 
 def say_aloud(text: str) -> None:
@@ -232,12 +233,12 @@ def forkserver() -> ForkServerContext:
     return context
 
 
-def grid(config: RunConfig) -> list[Place]:
+def grid(config: RunConfig) -> list[WorkerId]:
     """List the places of a run, replica by replica."""
-    return [Place(replica, stage) for replica in range(config.replicas.count) for stage in range(config.pipeline.stages)]
+    return [WorkerId(replica, stage) for replica in range(config.replicas.count) for stage in range(config.pipeline.stages)]
 
 
-def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, place: Place, incarnation: int) -> None:
+def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, worker_id: WorkerId, incarnation: int) -> None:
     """Be the worker at a place: do the task, then report its result or what went wrong."""
     # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -247,17 +248,17 @@ def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: s
     threading.Thread(target=beat, args=(voice,), daemon=True).start()
     folder = Path(scratch)
     try:
-        identity, roster = load_identity(folder / worker_name(place)), read_roster(folder / "roster.toml")
-        seat = Seat(
+        identity, roster = load_identity(folder / worker_name(worker_id)), read_roster(folder / "roster.toml")
+        member = Membership(
             config=from_toml(settings),
             roster=roster,
             identity=identity,
-            stage=place.stage,
-            replica=place.replica,
+            stage=worker_id.stage,
+            replica=worker_id.replica,
             incarnation=incarnation,
             held=True,
         )
-        voice.say({"result": task(seat, voice.say, stop, **json.loads(arguments))})
+        voice.say({"result": task(member, voice.say, stop, **json.loads(arguments))})
     except ValueError as error:
         voice.say({"refused": str(error)})
         sys.exit(1)
@@ -335,7 +336,7 @@ def collect(children: list[Child], hear_of: Hear, timeout: float = 0.5) -> None:
             child.of_link, child.trace = message.get("of_link", False), message.get("trace")
             child.where = tuple(message["where"]) if "where" in message else None
         else:
-            hear_of(child.place, message)
+            hear_of(child.worker_id, message)
 
 
 def ask_to_stop(children: list[Child], wish: str) -> None:
@@ -362,17 +363,17 @@ def first_failure(children: list[Child], again: bool = False) -> Exception:
     """Choose the failure that explains the others: one that is not merely a neighbour's lost link; its traceback's last line comes last."""
     failed = [child for child in children if child.failure is not None]
     chosen = next(filter(explains, failed), failed[0])
-    others = [called(child.place) for child in failed if child is not chosen and child.lost_link]
+    others = [called(child.worker_id) for child in failed if child is not chosen and child.lost_link]
     note = f"\n({', '.join(others)} then lost {'its' if len(others) == 1 else 'their'} links)" if others else ""
     if chosen.trace is None:
-        return ValueError(f"{called(chosen.place)}: {chosen.failure}{note}")
+        return ValueError(f"{called(chosen.worker_id)}: {chosen.failure}{note}")
     twice = " twice in the same step, so another start would not help" if again else ""
-    return ValueError(f"{called(chosen.place)} failed{twice}:{note}\n{chosen.trace}")
+    return ValueError(f"{called(chosen.worker_id)} failed{twice}:{note}\n{chosen.trace}")
 
 
-def called(place: Place) -> str:
+def called(worker_id: WorkerId) -> str:
     """Name a worker for people: most runs have one replica."""
-    return str(place) if place.replica else f"stage {place.stage}"
+    return str(worker_id) if worker_id.replica else f"stage {worker_id.stage}"
 
 
 def end_all(children: list[Child]) -> None:

@@ -11,11 +11,12 @@ import threading
 from pathlib import Path
 
 from thinwire.cluster.places import PLACES_FILE, keep_places
-from thinwire.cluster.standby import Answer, Questions
+from thinwire.cluster.standby import Answer, StandbyClient
 from thinwire.config.sections import RunConfig
 from thinwire.link.errors import RECOVERING, LinkError, Replaced
 from thinwire.link.link import Link
-from thinwire.link.roster import Place, Roster, Worker
+from thinwire.link.peer import Worker, WorkerId
+from thinwire.link.roster import Roster
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.util.disk import shortage, warn
 
@@ -44,13 +45,13 @@ class Watch:
     def __init__(self, neighbours: Neighbours, config: RunConfig, run: Path) -> None:
         self.neighbours, self.run = neighbours, run
         self.me = neighbours.roster.standby(neighbours.identity.certificate)
-        listed = self.me.place if self.me else neighbours.place
-        self.questions = Questions(neighbours.roster, neighbours.identity, listed, config)
+        listed = self.me.id if self.me else neighbours.worker_id
+        self.client = StandbyClient(neighbours.roster, neighbours.identity, listed, config)
         self.name, self.limit = neighbours.run, config.link.standby_seconds
         self.lock = threading.Lock()
-        self.found: dict[Place, Worker] = {}
+        self.found: dict[WorkerId, Worker] = {}
         """Standbys whose places are still to be theirs in the roster, in the next epoch."""
-        self.given: set[Place] = set()
+        self.given: set[WorkerId] = set()
         """Places that a standby took while this process was there."""
         self.replaced: Replaced | None = None
         self.answers: list[Answer] = []
@@ -61,9 +62,11 @@ class Watch:
         """Find out who has taken a place so far, this one included; then look after the neighbours."""
         if not self.neighbours.roster.standbys:
             return
-        answers = self.questions.ask_all()
+        answers = self.client.ask_all()
         self._refuse_second(answers, anyone=True)
-        self.found = {answer.place: answer.standby for answer in reversed(answers) if answer.place in self.neighbours.roster.workers}
+        self.found = {
+            answer.worker_id: answer.standby for answer in reversed(answers) if answer.worker_id in self.neighbours.roster.workers
+        }
         self.settle()
         threading.Thread(target=self._look, name="thinwire-watch", daemon=True).start()
 
@@ -78,9 +81,9 @@ class Watch:
         with self.lock:
             found, self.found = self.found, {}
         roster = self.neighbours.roster
-        for place, standby in found.items():
-            if roster.worker(place).certificate != standby.certificate:
-                roster = roster.taken_by(place, standby)
+        for worker_id, standby in found.items():
+            if roster.worker(worker_id).certificate != standby.certificate:
+                roster = roster.taken_by(worker_id, standby)
         if roster != self.neighbours.roster:
             self.neighbours.roster = roster
             try:
@@ -93,7 +96,7 @@ class Watch:
         if not self.neighbours.roster.standbys or type(error) is not LinkError:
             return error
         try:
-            self._refuse_second(self.questions.ask_all(), anyone=True)
+            self._refuse_second(self.client.ask_all(), anyone=True)
         except Replaced as replaced:
             return replaced
         if not self.answers:
@@ -128,7 +131,7 @@ class Watch:
             return
         if standby is None or standby.certificate == self.neighbours.roster.worker(link.peer).certificate:
             return
-        text = f"{standby.place} at {standby.address} takes the place of {link.peer}, which is away"
+        text = f"{standby.id} at {standby.address} takes the place of {link.peer}, which is away"
         print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
         self.given.add(link.peer)
         with self.lock:
@@ -137,18 +140,18 @@ class Watch:
 
     def _find(self, link: Link) -> Worker | None:
         """Return the standby that has the place at the other end, or takes it now; None: nobody."""
-        place, answers = link.peer, self.questions.ask_all()
+        worker_id, answers = link.peer, self.client.ask_all()
         self._refuse_second(answers)
-        seen = link.newest is not None or place in self.given  # a worker that was never seen here is late, not lost
-        if seen and not any(answer.place == place for answer in answers):
+        seen = link.newest is not None or worker_id in self.given  # a worker that was never seen here is late, not lost
+        if seen and not any(answer.worker_id == worker_id for answer in answers):
             for number, answer in enumerate(answers):
-                if answer.problem is None and answer.place is None and link.absent_seconds > self.limit:
-                    answers[number] = self.questions.ask(answer.standby, "take", place)
+                if answer.problem is None and answer.worker_id is None and link.absent_seconds > self.limit:
+                    answers[number] = self.client.ask(answer.standby, "take", worker_id)
                     self._refuse_second([answers[number]])
-                    if answers[number].place == place:
+                    if answers[number].worker_id == worker_id:
                         break
         self.answers = answers
-        return next((answer.standby for answer in answers if answer.place == place), None)
+        return next((answer.standby for answer in answers if answer.worker_id == worker_id), None)
 
     def _refuse_second(self, answers: list[Answer], *, anyone: bool = False) -> None:
         """Raise Replaced if another has this worker's own place.
@@ -157,9 +160,9 @@ class Watch:
         `anyone` who is there already.
         """
         for answer in answers:
-            earlier = anyone or self.me is None or answer.standby.place < self.me.place
-            if answer.place == self.neighbours.place and earlier:
+            earlier = anyone or self.me is None or answer.standby.id < self.me.id
+            if answer.worker_id == self.neighbours.worker_id and earlier:
                 raise Replaced(
-                    f"{answer.standby.place} at {answer.standby.address} has taken the place of this worker, {answer.place}, while others "
+                    f"{answer.standby.id} at {answer.standby.address} has taken the place of this worker, {answer.worker_id}, while others "
                     "could not reach it; a place has one worker: leave this one off, or let it stand by in the next roster"
                 )

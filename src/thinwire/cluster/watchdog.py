@@ -164,7 +164,7 @@ class Watchdog:
         """Say why and where, let the neighbours know, and end this process: its computing thread will not."""
         if self.over.is_set():
             return
-        text = f"{self.neighbours.place} {why}, at {place_of(self.watched)}"
+        text = f"{self.neighbours.worker_id} {why}, at {place_of(self.watched)}"
         with suppress(OSError, ValueError):
             self.tell(text)
         links = list(self.neighbours.opened.values())

@@ -15,6 +15,7 @@ from typing import Any
 from thinwire.link.connection import Connection, tune
 from thinwire.link.identity import Identity, certificate_of, fingerprint
 from thinwire.link.options import LinkOptions
+from thinwire.link.peer import Worker
 from thinwire.link.problem import (
     NO_ATTEMPT,
     Problem,
@@ -25,7 +26,6 @@ from thinwire.link.problem import (
     not_connected,
     wrong_certificate,
 )
-from thinwire.link.roster import Worker
 from thinwire.link.tcp.contexts import client_context
 from thinwire.link.tcp.knock import knock
 
@@ -132,7 +132,7 @@ class Dialer:
 
     def _wrong(self, connection: Connection, reason: str) -> Problem:
         expected = fingerprint(self._peer.certificate)
-        return wrong_certificate(self._peer.place, self._address, expected, connection.shown_certificate(), reason)
+        return wrong_certificate(self._peer.id, self._address, expected, connection.shown_certificate(), reason)
 
     def failed(self, problem: Problem, now: float, selector: selectors.BaseSelector) -> None:
         """End the attempt and wait before the next one."""

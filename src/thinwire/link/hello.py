@@ -12,7 +12,7 @@ from thinwire.link.errors import RECOVERING, REPLACED, Interrupted, LinkError, R
 from thinwire.link.frame import EPOCHS, VERSION, Channel
 from thinwire.link.message import ANY, TEXT, decode_message, fields, plain, rule, table_of, whole
 from thinwire.link.options import LinkOptions
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.util.shown import shown
 
 MAX_NAMED = 5
@@ -61,7 +61,7 @@ class Terms:
     run: str
     config: Mapping[str, Any]
     """The shared part of the config, flat: `model.width` -> 256. Device, paths, budgets and rates stay out."""
-    place: Place
+    worker_id: WorkerId
     incarnation: int = 0
     """Differs each time the worker's process starts."""
 
@@ -98,8 +98,8 @@ def make_hello(terms: Terms, epoch: int, options: LinkOptions, received: int, co
         run=terms.run,
         config_hash=config_hash(config),
         config=plain(config, "HELLO"),  # as the other end will read it
-        replica=terms.place.replica,
-        stage=terms.place.stage,
+        replica=terms.worker_id.replica,
+        stage=terms.worker_id.stage,
         epoch=epoch,
         incarnation=terms.incarnation,
         credit=(options.credit_frames, options.credit_bytes),
@@ -123,7 +123,7 @@ def decode_hello(data: bytes | bytearray | memoryview) -> Hello:
     return Hello(**content)
 
 
-def differences(mine: Hello, theirs: Hello, peer: Place) -> list[str]:
+def differences(mine: Hello, theirs: Hello, peer: WorkerId) -> list[str]:
     """Name everything in which the peer's HELLO does not fit ours; the epoch is not among it."""
     found = []
     if theirs.protocol != mine.protocol:
@@ -131,7 +131,7 @@ def differences(mine: Hello, theirs: Hello, peer: Place) -> list[str]:
     if theirs.run != mine.run:
         found.append(f"run: {mine.run!r} here, {shown(theirs.run, 100)!r} there")
     if (theirs.replica, theirs.stage) != (peer.replica, peer.stage):
-        found.append(f"place: expected {peer}, the peer says {Place(theirs.replica, theirs.stage)}")
+        found.append(f"place: expected {peer}, the peer says {WorkerId(theirs.replica, theirs.stage)}")
     absent = object()
     for name in sorted({*mine.config, *theirs.config}):
         here, there = mine.config.get(name, absent), theirs.config.get(name, absent)
@@ -145,11 +145,11 @@ def differences(mine: Hello, theirs: Hello, peer: Place) -> list[str]:
     return found if len(found) <= MAX_NAMED else [*found[:MAX_NAMED], f"and {len(found) - MAX_NAMED} more"]
 
 
-def judge(mine: Hello, theirs: Hello, peer: Place, incarnation: int | None, *, heard: bool = True) -> None:
+def judge(mine: Hello, theirs: Hello, peer: WorkerId, incarnation: int | None, *, heard: bool = True) -> None:
     """Raise why the two ends cannot work together; `incarnation` is the peer's newest so far, `heard` whether this link has met it."""
     found = differences(mine, theirs, peer)
     if found:
-        raise LinkError(f"{Place(mine.replica, mine.stage)} and {peer} do not fit together: {'; '.join(found)}")
+        raise LinkError(f"{WorkerId(mine.replica, mine.stage)} and {peer} do not fit together: {'; '.join(found)}")
     if incarnation is not None and theirs.incarnation < incarnation:
         raise PeerReplaced(
             f"{REPLACED}a newer process has taken the place of this one at {peer}; end this one, or, if it is the newer, set the clock"

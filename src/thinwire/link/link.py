@@ -23,7 +23,7 @@ from thinwire.link.identity import Identity
 from thinwire.link.listener import Listener
 from thinwire.link.loop import Loop
 from thinwire.link.options import LinkOptions
-from thinwire.link.roster import Worker
+from thinwire.link.peer import Worker
 
 ECHO_TOKENS = 2**63
 """Tokens of a probe's PINGs begin here, those of the heartbeat at 1."""
@@ -63,7 +63,7 @@ class Link:
         **more: Unpack[More],
     ) -> None:
         options, profile = more.get("options") or LinkOptions(), more.get("profile", OPEN)
-        self.peer = peer.place
+        self.peer = peer.id
         self.options = options
         self.epoch = contract.epoch
         self._waiting = [False for _ in Channel]
@@ -71,7 +71,7 @@ class Link:
         self._echo_token = ECHO_TOKENS
         if listener is not None:
             listener.check_free(self.peer)
-        wire = make_wire(profile, more.get("peer_profile") or profile, options.pace_mbps, seed=terms.place.stage)
+        wire = make_wire(profile, more.get("peer_profile") or profile, options.pace_mbps, seed=terms.worker_id.stage)
         self._loop = Loop(
             self.peer,
             terms,

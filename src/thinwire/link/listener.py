@@ -21,7 +21,7 @@ from functools import partial
 from thinwire.link.connection import Connection, tune
 from thinwire.link.identity import Identity, certificate_of
 from thinwire.link.options import LinkOptions
-from thinwire.link.roster import Place, Worker, split_address
+from thinwire.link.peer import Worker, WorkerId, split_address
 from thinwire.link.tcp.contexts import server_context
 from thinwire.link.tcp.knock import knock
 from thinwire.link.tcp.refusals import Refusals
@@ -53,9 +53,9 @@ class Listener:
         self._options = options or LinkOptions()
         self._identity = identity
         self.admit(peers, others)
-        self.services: dict[str, Callable[[Place, Connection], None]] = {}
+        self.services: dict[str, Callable[[WorkerId, Connection], None]] = {}
         """Who takes the connections for each service; called by the listener's thread, with who asks."""
-        self._adopters: dict[Place, Callable[[Connection], None]] = {}
+        self._adopters: dict[WorkerId, Callable[[Connection], None]] = {}
         self._room = Room()
         self._serving: Guest | None = None
         """Whose handshake is gone on with."""
@@ -85,29 +85,29 @@ class Listener:
     def admit(self, peers: Iterable[Worker], others: Iterable[Worker] = ()) -> None:
         """Trust these from now on and nobody else: `peers` for links, `others` for services; they are turned away until then."""
         peers, others = tuple(peers), tuple(others)
-        self._places = {certificate_of(peer.certificate): peer.place for peer in peers}
-        self._askers = {certificate_of(worker.certificate): worker.place for worker in (*peers, *others)}
+        self._places = {certificate_of(peer.certificate): peer.id for peer in peers}
+        self._clients = {certificate_of(worker.certificate): worker.id for worker in (*peers, *others)}
         certificates = {worker.certificate for worker in (*peers, *others)}
         self._knocks = {knock(self._identity, certificate, calling=False) for certificate in certificates}
         context = server_context(self._identity, certificates)
         context.sni_callback = self._knocked
         self._context = context
 
-    def expect(self, place: Place, adopt: Callable[[Connection], None]) -> None:
+    def expect(self, worker_id: WorkerId, adopt: Callable[[Connection], None]) -> None:
         """Hand connections of a place to `adopt` from now on."""
-        self.check_free(place)
-        self._adopters[place] = adopt
+        self.check_free(worker_id)
+        self._adopters[worker_id] = adopt
 
-    def check_free(self, place: Place) -> None:
+    def check_free(self, worker_id: WorkerId) -> None:
         """Refuse a place that is not known or already has a link."""
-        if place not in self._places.values():
-            raise ValueError(f"this listener was not given the certificate of {place}; name it among the peers")
-        if place in self._adopters:
-            raise ValueError(f"a link from {place} is already expected here; close it first")
+        if worker_id not in self._places.values():
+            raise ValueError(f"this listener was not given the certificate of {worker_id}; name it among the peers")
+        if worker_id in self._adopters:
+            raise ValueError(f"a link from {worker_id} is already expected here; close it first")
 
-    def forget(self, place: Place) -> None:
+    def forget(self, worker_id: WorkerId) -> None:
         """Stop handing connections of a place on."""
-        self._adopters.pop(place, None)
+        self._adopters.pop(worker_id, None)
 
     def close(self) -> None:
         """Stop listening; links that have their connection keep it."""
@@ -216,7 +216,7 @@ class Listener:
         self._leave(guest)
         adopt = self._adopter(certificate, connection.service)
         if adopt is None:
-            if certificate not in self._askers:
+            if certificate not in self._clients:
                 self._note(guest, "its certificate is not in the roster")
             connection.close()
         else:
@@ -225,10 +225,10 @@ class Listener:
     def _adopter(self, certificate: bytes, service: str | None) -> Callable[[Connection], None] | None:
         """Tell who takes the connection of a client now; None: nobody."""
         if service is None:
-            place = self._places.get(certificate)
-            return None if place is None else self._adopters.get(place)
-        serve, asker = self.services.get(service), self._askers.get(certificate)
-        return None if serve is None or asker is None else partial(serve, asker)
+            worker_id = self._places.get(certificate)
+            return None if worker_id is None else self._adopters.get(worker_id)
+        serve, client = self.services.get(service), self._clients.get(certificate)
+        return None if serve is None or client is None else partial(serve, client)
 
     def _note(self, guest: Guest, reason: str, level: int = logging.WARNING) -> None:
         self._log.note(guest.host, guest.name, reason, level)

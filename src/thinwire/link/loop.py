@@ -30,9 +30,9 @@ from thinwire.link.inbox import Inbox, decode_ack
 from thinwire.link.meter import Meter
 from thinwire.link.options import LINGER_SECONDS, MAX_REASON_LETTERS, LinkOptions
 from thinwire.link.outbox import Outbox
+from thinwire.link.peer import WorkerId
 from thinwire.link.problem import NOT_CONNECTED, Problem, given_up
 from thinwire.link.reception import Reception
-from thinwire.link.roster import Place
 from thinwire.util.shown import shown
 
 LOG = logging.getLogger("thinwire.link")
@@ -45,7 +45,7 @@ class Loop:
 
     def __init__(
         self,
-        peer: Place,
+        peer: WorkerId,
         terms: Terms,
         contract: Contract,
         options: LinkOptions,

@@ -13,138 +13,104 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.link.identity import certificate_of, written_anew
+from thinwire.link.peer import STANDBYS, Worker, WorkerId, split_address
 from thinwire.util.files import atomic_file, read_small
 from thinwire.util.shown import shown
 
-STANDBYS = 2**20
-"""The number of the replica in which standbys stand, one behind the other; real replicas have smaller ones."""
 NAME_LETTERS = 32
 """Most characters of a worker's name."""
-HOST_LETTERS = 253
-"""Most characters of a host, as DNS has it."""
 ROSTER_BYTES = 2**24
 """Most bytes of a roster: thousands of workers."""
-
-
-@dataclass(frozen=True, order=True)
-class Place:
-    """Where a worker stands."""
-
-    replica: int
-    stage: int
-
-    def __str__(self) -> str:
-        return f"standby {self.stage}" if self.replica == STANDBYS else f"replica {self.replica} stage {self.stage}"
-
-    def beside(self, side: int) -> Place:
-        """Return the place before (-1) or behind (1) in the same replica."""
-        return Place(self.replica, self.stage + side)
-
-    def sides(self, stages: int) -> dict[int, Place]:
-        """Return the places before (-1) and behind (1) that there are in a replica of so many stages."""
-        return {side: self.beside(side) for side in (-1, 1) if 0 <= self.stage + side < stages}
-
-
-@dataclass(frozen=True)
-class Worker:
-    """One entry; without an address the worker only dials out."""
-
-    place: Place
-    certificate: str
-    address: str | None = None
-    name: str | None = None
-    """What people call it."""
-
-    @property
-    def host_and_port(self) -> tuple[str, int]:
-        assert self.address is not None
-        return split_address(self.address)
 
 
 @dataclass(frozen=True)
 class Roster:
     """All workers of a run, by place, and those who stand by."""
 
-    workers: dict[Place, Worker]
+    workers: dict[WorkerId, Worker]
     """As the file has them: they name the run."""
     standbys: tuple[Worker, ...] = ()
     """In the order in which they are asked."""
-    taken: dict[Place, Worker] = field(default_factory=dict)
+    taken: dict[WorkerId, Worker] = field(default_factory=dict)
     """Places that are a standby's by now."""
 
     @classmethod
     def of(cls, workers: Iterable[Worker], standbys: Iterable[Worker] = ()) -> Roster:
         """Build a checked roster."""
-        entries: dict[Place, Worker] = {}
+        entries: dict[WorkerId, Worker] = {}
         for worker in workers:
-            if worker.place in entries:
-                raise ValueError(f"the roster has two entries for {worker.place}; remove one")
-            entries[worker.place] = _plain(worker)
+            if worker.id in entries:
+                raise ValueError(f"the roster has two entries for {worker.id}; remove one")
+            entries[worker.id] = _plain(worker)
         roster = cls(dict(sorted(entries.items())), tuple(map(_plain, standbys)))
         roster.check()
         return roster
 
     def check(self) -> None:
         """Refuse what cannot work."""
-        certificates: dict[bytes, Place] = {}
-        addresses: dict[str, Place] = {}
-        names: dict[str, Place] = {}
+        certificates: dict[bytes, WorkerId] = {}
+        addresses: dict[str, WorkerId] = {}
+        names: dict[str, WorkerId] = {}
         for worker in (*self.workers.values(), *self.standbys):
-            place, der = worker.place, certificate_of(worker.certificate)
+            worker_id, der = worker.id, certificate_of(worker.certificate)
             if worker.name is not None:
-                check_name(worker.name, place)
-                if (other := names.setdefault(worker.name.casefold(), place)) != place:
-                    raise ValueError(f"{place} and {other} have the same name {worker.name}; change one")
+                check_name(worker.name, worker_id)
+                if (other := names.setdefault(worker.name.casefold(), worker_id)) != worker_id:
+                    raise ValueError(f"{worker_id} and {other} have the same name {worker.name}; change one")
             if der in certificates:
-                raise ValueError(f"{place} and {certificates[der]} have the same certificate; each worker needs its own (`thinwire keys`)")
-            certificates[der] = place
-            if worker.address is None and place.replica == STANDBYS:
-                raise ValueError(f'{place} has no address, so nobody could ask it to take a place; give it an address = "host:port"')
+                raise ValueError(
+                    f"{worker_id} and {certificates[der]} have the same certificate; each worker needs its own (`thinwire keys`)"
+                )
+            certificates[der] = worker_id
+            if worker.address is None and worker_id.replica == STANDBYS:
+                raise ValueError(f'{worker_id} has no address, so nobody could ask it to take a place; give it an address = "host:port"')
             if worker.address is not None:
                 split_address(worker.address)
                 if worker.address in addresses:
-                    raise ValueError(f"{place} and {addresses[worker.address]} have the same address {worker.address}; change one")
-                addresses[worker.address] = place
-        for place in self.workers:
-            if place.replica >= STANDBYS:
+                    raise ValueError(f"{worker_id} and {addresses[worker.address]} have the same address {worker.address}; change one")
+                addresses[worker.address] = worker_id
+        for worker_id in self.workers:
+            if worker_id.replica >= STANDBYS:
                 raise ValueError(
-                    f"an entry of the roster for stage {place.stage} has the replica {place.replica}; choose one below {STANDBYS}"
+                    f"an entry of the roster for stage {worker_id.stage} has the replica {worker_id.replica}; choose one below {STANDBYS}"
                 )
-            neighbour = Place(place.replica, place.stage + 1)
+            neighbour = WorkerId(worker_id.replica, worker_id.stage + 1)
             if neighbour in self.workers:
-                self.listener(place, neighbour)
+                self.listener(worker_id, neighbour)
 
-    def worker(self, place: Place) -> Worker:
+    def worker(self, worker_id: WorkerId) -> Worker:
         """Return who has a place now."""
-        if place not in self.workers:
+        if worker_id not in self.workers:
             known = ", ".join(map(str, self.workers)) or "none"
-            raise ValueError(f"the roster has no entry for {place} (it has: {known}); add it")
-        return self.taken.get(place) or self.workers[place]
+            raise ValueError(f"the roster has no entry for {worker_id} (it has: {known}); add it")
+        return self.taken.get(worker_id) or self.workers[worker_id]
 
-    def called(self, place: Place) -> str:
+    def called(self, worker_id: WorkerId) -> str:
         """Call a place by the name of who has it now, if it has one: `attic (stage 1)`."""
-        worker = self.taken.get(place) or next((each for each in (*self.workers.values(), *self.standbys) if each.place == place), None)
+        worker = self.taken.get(worker_id) or next(
+            (each for each in (*self.workers.values(), *self.standbys) if each.id == worker_id), None
+        )
         if worker is None or worker.name is None:
-            return str(place)
-        alone = place.replica != STANDBYS and len({each.replica for each in self.workers}) == 1
-        return f"{worker.name} ({f'stage {place.stage}' if alone else place})"
+            return str(worker_id)
+        alone = worker_id.replica != STANDBYS and len({each.replica for each in self.workers}) == 1
+        return f"{worker.name} ({f'stage {worker_id.stage}' if alone else worker_id})"
 
     def standby(self, certificate: str) -> Worker | None:
         """Return the standby with this certificate."""
         wanted = certificate_of(certificate)
         return next((each for each in self.standbys if certificate_of(each.certificate) == wanted), None)
 
-    def taken_by(self, place: Place, standby: Worker) -> Roster:
+    def taken_by(self, worker_id: WorkerId, standby: Worker) -> Roster:
         """Return the roster in which a standby has this place, and no other."""
         others = {other: worker for other, worker in self.taken.items() if worker.certificate != standby.certificate}
-        return replace(self, taken=others | {place: replace(standby, place=place)})
+        return replace(self, taken=others | {worker_id: replace(standby, id=worker_id)})
 
-    def listener(self, first: Place, second: Place) -> Place:
+    def listener(self, first: WorkerId, second: WorkerId) -> WorkerId:
         """Tell which of two workers listens: the lower one if it has an address, else the other."""
         lower, upper = sorted((first, second))
-        for place in (lower, upper):
-            if self.worker(place).address is not None:
-                return place
+        for worker_id in (lower, upper):
+            if self.worker(worker_id).address is not None:
+                return worker_id
         raise ValueError(
             f"{lower} and {upper} are neighbours and neither has an address, so neither can reach the other: "
             'give one of them an address = "host:port" that the other can reach'
@@ -156,33 +122,15 @@ def _plain(worker: Worker) -> Worker:
     try:
         return replace(worker, certificate=written_anew(worker.certificate))
     except ValueError as error:
-        raise ValueError(f"roster entry {worker.place}: {error}") from error
+        raise ValueError(f"roster entry {worker.id}: {error}") from error
 
 
-def check_name(name: str, place: Place) -> None:
+def check_name(name: str, worker_id: WorkerId) -> None:
     """Refuse a name that people could not read."""
     if not 0 < len(name) <= NAME_LETTERS or not name.isprintable() or name != name.strip():
         raise ValueError(
-            f"{place} has the name {shown(ascii(name), 80)}; choose one of 1 to {NAME_LETTERS} printable characters, such as attic"
+            f"{worker_id} has the name {shown(ascii(name), 80)}; choose one of 1 to {NAME_LETTERS} printable characters, such as attic"
         )
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`."""
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    is_host = 0 < len(bare) <= HOST_LETTERS and bare.isprintable() and not set(bare) & set(" \"'") and (":" not in bare or bare != host)
-    try:
-        bare.encode("idna")  # as whoever looks it up will
-    except UnicodeError:
-        is_host = False
-    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16
-    if not colon or not is_host or not is_port:
-        raise ValueError(
-            f"address {shown(repr(address), 100)} is not host:port with a port from 1 to 65535; "
-            "write it like 203.0.113.7:29500 or [::1]:29500"
-        )
-    return bare, int(port)
 
 
 def read_roster(path: Path) -> Roster:
@@ -217,13 +165,13 @@ def parse_roster(text: str, where: str) -> Roster:
 def _worker(entry: object, where: str) -> Worker:
     """Read one entry."""
     fields = _fields(entry, where, {"replica": int, "stage": int, "certificate": str}, {"address": str, "name": str})
-    return Worker(Place(fields["replica"], fields["stage"]), fields["certificate"], fields.get("address"), fields.get("name"))
+    return Worker(WorkerId(fields["replica"], fields["stage"]), fields["certificate"], fields.get("address"), fields.get("name"))
 
 
 def _standby(entry: object, number: int, where: str) -> Worker:
     """Read one entry of those who stand by."""
     fields = _fields(entry, where, {"certificate": str}, {"address": str, "name": str})
-    return Worker(Place(STANDBYS, number), fields["certificate"], fields.get("address"), fields.get("name"))
+    return Worker(WorkerId(STANDBYS, number), fields["certificate"], fields.get("address"), fields.get("name"))
 
 
 def _fields(entry: object, where: str, needed: dict[str, type], free: dict[str, type]) -> dict[str, Any]:
@@ -257,10 +205,10 @@ def roster_text(roster: Roster) -> str:
     """Write a roster as TOML."""
     lines = ["# thinwire roster: compare fingerprints with the owners before you use it. No address: the worker only dials out."]
     for worker in (*roster.workers.values(), *roster.standbys):
-        if worker.place.replica == STANDBYS:
+        if worker.id.replica == STANDBYS:
             lines += ["", "[[standby]]"]
         else:
-            lines += ["", "[[worker]]", f"replica = {worker.place.replica}", f"stage = {worker.place.stage}"]
+            lines += ["", "[[worker]]", f"replica = {worker.id.replica}", f"stage = {worker.id.stage}"]
         for name, value in (("name", worker.name), ("address", worker.address)):
             if value is not None:
                 lines.append(f'{name} = "{escaped(value)}"')

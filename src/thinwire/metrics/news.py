@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.link.errors import KINDS
-from thinwire.link.roster import STANDBYS, Place, Roster
+from thinwire.link.peer import STANDBYS, WorkerId
+from thinwire.link.roster import Roster
 from thinwire.metrics.estimate import duration
 
 Report = Callable[[dict[str, Any]], None]
@@ -118,11 +119,11 @@ def named(text: str, roster: Roster) -> str:
 
     def name(match: re.Match[str]) -> str:
         replica, stage, standby = match.groups()
-        return roster.called(Place(STANDBYS, int(standby)) if standby else Place(int(replica), int(stage)))
+        return roster.called(WorkerId(STANDBYS, int(standby)) if standby else WorkerId(int(replica), int(stage)))
 
     return PLACE.sub(name, text)
 
 
-def called(place: Place, replicas: int) -> str:
+def called(worker_id: WorkerId, replicas: int) -> str:
     """Name a worker of a run on one machine: most have one replica."""
-    return str(place) if replicas > 1 else f"stage {place.stage}"
+    return str(worker_id) if replicas > 1 else f"stage {worker_id.stage}"

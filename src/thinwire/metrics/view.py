@@ -8,14 +8,14 @@ from typing import Any
 from rich.table import Table
 
 from thinwire.config.sections import RunConfig
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.metrics.news import called, tell
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import Tracker
 from thinwire.metrics.verdict import SPANS
 from thinwire.model.cut import cut_layers
 
-FIRST = Place(0, 0)
+FIRST = WorkerId(0, 0)
 COMMON = frozenset({"loss", "gradient_norm", "rate", "seconds", "tokens", "tokens_per_second", "val_loss"})
 """Values that every stage gives alike; the trackers take them from stage 0."""
 OF_FIRST = frozenset({"reading", "tokenising", "corpus", "kept", "stopped_by"})
@@ -32,8 +32,8 @@ class RunView:
     def __init__(self, config: RunConfig, trackers: Sequence[Tracker] = ()) -> None:
         self.config, self.trackers = config, trackers
         self.ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-        self.latest: dict[Place, Mapping[str, Any]] = {}
-        self.tracked: dict[Place, int] = {}
+        self.latest: dict[WorkerId, Mapping[str, Any]] = {}
+        self.tracked: dict[WorkerId, int] = {}
         self.reached = 0
         """Steps that were done when one was last abandoned."""
         self.progress = Progress.of(config, below=self.table)
@@ -44,34 +44,34 @@ class RunView:
     def __exit__(self, *error: object) -> None:
         self.progress.close()
 
-    def log(self, place: Place, step: int, values: Mapping[str, Any]) -> None:
+    def log(self, worker_id: WorkerId, step: int, values: Mapping[str, Any]) -> None:
         """Take what a worker says of a step."""
-        self.latest[place] = {"step": step, **values}
-        self.progress.verdict.note(place, values)
-        if place == FIRST:
+        self.latest[worker_id] = {"step": step, **values}
+        self.progress.verdict.note(worker_id, values)
+        if worker_id == FIRST:
             self.progress.log(step, values)
-        own = f"{f'replica-{place.replica}-' if place.replica else ''}stage-{place.stage}"
-        tracked = values if place == FIRST else {f"{own}/{name}": value for name, value in values.items() if name not in COMMON}
-        if step > self.tracked.get(place, 0):  # a step that is done again after a loss has the same values
-            self.tracked[place] = step
+        own = f"{f'replica-{worker_id.replica}-' if worker_id.replica else ''}stage-{worker_id.stage}"
+        tracked = values if worker_id == FIRST else {f"{own}/{name}": value for name, value in values.items() if name not in COMMON}
+        if step > self.tracked.get(worker_id, 0):  # a step that is done again after a loss has the same values
+            self.tracked[worker_id] = step
             for tracker in self.trackers:
                 tracker.log(step, tracked)
 
-    def event(self, place: Place, message: Mapping[str, Any]) -> None:
-        """Say what happens to the crew: a worker was lost, and how all go on; of the rest, what the first stage says."""
+    def event(self, worker_id: WorkerId, message: Mapping[str, Any]) -> None:
+        """Say what happens to the workers: a worker was lost, and how all go on; of the rest, what the first stage says."""
         text: str | None = None
-        if place == FIRST:
+        if worker_id == FIRST:
             self.reached = message.get("abandoned", self.reached)
         if "measured" in message:
-            self.progress.verdict.measured[place] = message["mbps"]
+            self.progress.verdict.measured[worker_id] = message["mbps"]
         elif "lost" in message:
-            text = f"{self.called(place)} was lost ({message['lost']}); another process takes its place"
+            text = f"{self.called(worker_id)} was lost ({message['lost']}); another process takes its place"
         elif "restored" in message:
             again = self.reached - message["restored"]
             text = f"all stages go on from step {message['restored']}" + (f"; {again} steps are done again" if again > 0 else "")
         elif OF_FIRST & message.keys():
             text = tell(message)
-        if text and (place == FIRST or "lost" in message):
+        if text and (worker_id == FIRST or "lost" in message):
             self.progress.say(text)
 
     def table(self, columns: int) -> Table:
@@ -85,16 +85,16 @@ class RunView:
             table.add_column(name, justify="left" if name == "stage" else "right", width=width - 1, no_wrap=True)
         for replica in range(self.config.replicas.count):
             for stage in range(len(self.ranges)):
-                texts = self.row(Place(replica, stage))
+                texts = self.row(WorkerId(replica, stage))
                 table.add_row(*(texts[name] for name in headings))
         return table
 
-    def row(self, place: Place) -> dict[str, str]:
+    def row(self, worker_id: WorkerId) -> dict[str, str]:
         """Write what is known of a stage; rates are in Mbit/s."""
-        layers, values = self.ranges[place.stage], self.latest.get(place, {})
+        layers, values = self.ranges[worker_id.stage], self.latest.get(worker_id, {})
         total = sum(values.get(f"{span}_seconds", 0.0) for span in SPANS)
         return {
-            "stage": f"{place.replica}/{place.stage}" if self.config.replicas.count > 1 else str(place.stage),
+            "stage": f"{worker_id.replica}/{worker_id.stage}" if self.config.replicas.count > 1 else str(worker_id.stage),
             "layers": f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else str(layers.start),
             "step": str(values.get("step", "")),
             **{span: f"{100 * values[f'{span}_seconds'] / total:.0f} %" if total else "" for span in SPANS},
@@ -102,9 +102,9 @@ class RunView:
             "to previous": rate_text(values.get("left_mbps")),
         }
 
-    def called(self, place: Place) -> str:
+    def called(self, worker_id: WorkerId) -> str:
         """Name a worker."""
-        return called(place, self.config.replicas.count)
+        return called(worker_id, self.config.replicas.count)
 
 
 def rate_text(mbps: float | None) -> str:

@@ -17,7 +17,8 @@ from thinwire.link.identity import Identity
 from thinwire.link.link import Link, More
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
-from thinwire.link.roster import Place, Roster, Worker
+from thinwire.link.peer import Worker, WorkerId
+from thinwire.link.roster import Roster
 from thinwire.replicas.graph import make_graph
 
 
@@ -38,14 +39,14 @@ class Neighbours:
         self,
         roster: Roster,
         identity: Identity,
-        place: Place,
+        worker_id: WorkerId,
         run: str,
         incarnation: int = 0,
         listen: str | None = None,
         *,
         held: bool = False,
     ) -> None:
-        self.roster, self.identity, self.place, self.run, self.incarnation = roster, identity, place, run, incarnation
+        self.roster, self.identity, self.worker_id, self.run, self.incarnation = roster, identity, worker_id, run, incarnation
         self.listen, self.held = listen, held
         self.stopping = False
         """Whether the links were told that the run is to end at once; those that are opened now are told too."""
@@ -54,44 +55,44 @@ class Neighbours:
         self.listener: Listener | None = None
         self.others: tuple[Worker, ...] = roster.standbys
         """Who may connect besides the neighbours: a standby that has taken a place is there before this worker knows of it."""
-        self.opened: dict[Place, Link] = {}
+        self.opened: dict[WorkerId, Link] = {}
         self.met: dict[str, int | None] = {}
         """The newest incarnation met of each certificate: an older one has been replaced."""
 
-    def open(self, config: RunConfig, contracts: Mapping[Place, Contract], timeout: float | None = None) -> Links:
-        """Open the links to these places, with what each may carry; return when all who sit there have come."""
+    def open(self, config: RunConfig, contracts: Mapping[WorkerId, Contract], timeout: float | None = None) -> Links:
+        """Open the links to these workers, with what each may carry; return when all of them have come."""
         options = link_options(config.link)
-        workers = [self.roster.worker(place) for place in contracts]
+        workers = [self.roster.worker(worker_id) for worker_id in contracts]
         if self.listener is not None:
             self.listener.admit(workers, self.others)  # a place may be another worker's than in the epoch before
         elif any(map(self._listens_for, contracts)):
-            address = self.listen or self.roster.worker(self.place).address
+            address = self.listen or self.roster.worker(self.worker_id).address
             assert address is not None
             self.listener = Listener(address, self.identity, workers, options, self.others, held=self.held)
             self.report({"listening": address})
-        for place, contract in contracts.items():
-            self.opened[place] = self._link(place, config, contract, options)
+        for worker_id, contract in contracts.items():
+            self.opened[worker_id] = self._link(worker_id, config, contract, options)
         if self.stopping:
             self.interrupt()
         for link in list(self.opened.values()):
             link.wait_open(timeout)
-        across = {place.replica: link for place, link in self.opened.items() if place.replica != self.place.replica}
-        return Links(self.opened.get(self.place.beside(-1)), self.opened.get(self.place.beside(1)), across)
+        across = {worker_id.replica: link for worker_id, link in self.opened.items() if worker_id.replica != self.worker_id.replica}
+        return Links(self.opened.get(self.worker_id.beside(-1)), self.opened.get(self.worker_id.beside(1)), across)
 
-    def joined(self, config: RunConfig) -> dict[int, Place]:
+    def joined(self, config: RunConfig) -> dict[int, WorkerId]:
         """Return the places of this stage in the replicas that this one is joined with."""
         graph = make_graph(config.replicas.graph, config.replicas.count)
-        return {replica: Place(replica, self.place.stage) for replica in graph.neighbours(self.place.replica)}
+        return {replica: WorkerId(replica, self.worker_id.stage) for replica in graph.neighbours(self.worker_id.replica)}
 
-    def dialled(self, peer: Place) -> str | None:
+    def dialled(self, peer: WorkerId) -> str | None:
         """Return the address that is dialled to reach a peer; None: it dials in."""
         return None if self._listens_for(peer) else self.roster.worker(peer).address
 
-    def _listens_for(self, peer: Place) -> bool:
-        return self.roster.listener(self.place, peer) == self.place
+    def _listens_for(self, peer: WorkerId) -> bool:
+        return self.roster.listener(self.worker_id, peer) == self.worker_id
 
-    def _link(self, peer: Place, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
-        terms = Terms(self.run, shared_settings(config), self.place, self.incarnation)
+    def _link(self, peer: WorkerId, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
+        terms = Terms(self.run, shared_settings(config), self.worker_id, self.incarnation)
         more: More = {
             "options": options,
             "profile": find_profile(config.link.profile),
@@ -103,22 +104,22 @@ class Neighbours:
             return Link.listen(self.listener, self.roster.worker(peer), terms, contract, **more)
         return Link.connect(self.roster.worker(peer), self.identity, terms, contract, **more)
 
-    def _pass_on(self, peer: Place, error: LinkError) -> None:
+    def _pass_on(self, peer: WorkerId, error: LinkError) -> None:
         """Fail all other links too: whoever waits there, here or beyond them, must not wait for ever."""
-        for place, link in list(self.opened.items()):
-            if place != peer:
+        for worker_id, link in list(self.opened.items()):
+            if worker_id != peer:
                 link.abort(passed_on(error))
 
     def interrupt(self) -> None:
         """Fail all links, because the run is to end at once: whoever waits for one gives up, here and beyond."""
         self.stopping = True
         for link in list(self.opened.values()):
-            link.abort(f"{STOPPING}{self.place} was asked to end")
+            link.abort(f"{STOPPING}{self.worker_id} was asked to end")
 
     def drop(self, reason: LinkError) -> None:
         """End the links of an epoch; whoever is at their other ends is told why."""
-        for place, link in self.opened.items():
-            self.met[self.roster.worker(place).certificate] = link.newest
+        for worker_id, link in self.opened.items():
+            self.met[self.roster.worker(worker_id).certificate] = link.newest
             link.abort(passed_on(reason))
         self._close_links()
 

@@ -57,7 +57,7 @@ class WorkerPipeline:
         `timing` is what the schedule was made from in the epoch before; `copies` the run folder, where neighbours keep each other's
         checkpoints.
         """
-        self.config, self.neighbours, self.replica = config, neighbours, neighbours.place.replica
+        self.config, self.neighbours, self.replica = config, neighbours, neighbours.worker_id.replica
         self.number = self.replica * config.pipeline.stages + index
         self.codec = build_codec(config)
         ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
@@ -92,8 +92,8 @@ class WorkerPipeline:
         config, plan, form = self.config, stage.plan, (self.microbatch, self.config.model.context)
         codecs = {-1: self.codec.at(plan.layers.start), 1: self.codec.at(plan.layers.stop)}
         contracts = {
-            place: boundary_contract(codecs[side], *form, config.pipeline.microbatches, downstream=side > 0, epoch=epoch)
-            for side, place in self.neighbours.place.sides(plan.count).items()
+            worker_id: boundary_contract(codecs[side], *form, config.pipeline.microbatches, downstream=side > 0, epoch=epoch)
+            for side, worker_id in self.neighbours.worker_id.sides(plan.count).items()
         }
         joined = self.neighbours.joined(config).values()
         links = self.neighbours.open(config, contracts | dict.fromkeys(joined, exchange_contract(epoch)))

@@ -17,8 +17,8 @@ import torch
 import tyro
 from torch import Tensor
 
-from thinwire.cluster.seat import Seat
-from thinwire.cluster.supervisor import Say, run_crew
+from thinwire.cluster.membership import Membership
+from thinwire.cluster.supervisor import Say, run_workers
 from thinwire.config.mistakes import refuse_expanded
 from thinwire.config.sections import DataConfig, Device, RunConfig
 from thinwire.data.open import Data, open_data
@@ -81,7 +81,7 @@ def evaluate(command: EvalCommand) -> dict[str, Any]:
     config = replace(config, data=_source(config.data, command))
     if command.mode == "workers":
         arguments = {"run": str(command.run), "sequences": command.sequences}
-        return run_crew(measure, config, arguments, lambda place, message: None, graceful=False)[0]
+        return run_workers(measure, config, arguments, lambda worker_id, message: None, graceful=False)[0]
     pipeline = build_pipeline(config, choose_device(config.device))
     step = load_here(command.run, pipeline.stages)
     data = open_data(config.data, config.model, config.seed)
@@ -89,17 +89,17 @@ def evaluate(command: EvalCommand) -> dict[str, Any]:
     return figures(step, pipeline.evaluate(windows, len(windows), step), data.bytes_per_token)
 
 
-def measure(seat: Seat, say: Say, stop: Stop, run: str, sequences: int) -> dict[str, Any]:
+def measure(member: Membership, say: Say, stop: Stop, run: str, sequences: int) -> dict[str, Any]:
     """Be the worker of a stage in an evaluation; only stage 0 opens the data."""
-    config: RunConfig = seat.config
+    config: RunConfig = member.config
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
-    neighbours = seat.neighbours("eval")
+    neighbours = member.neighbours("eval")
     try:
-        pipeline = WorkerPipeline(config, seat.stage, neighbours, choose_device(config.device))
+        pipeline = WorkerPipeline(config, member.stage, neighbours, choose_device(config.device))
         step = load_together(Path(run), pipeline.stages[0], pipeline.control)
         windows: Tensor | None = None
         facts: dict[str, Any] | None = None
-        if seat.stage == 0:
+        if member.stage == 0:
             data = open_data(config.data, config.model, config.seed)
             windows = validation_batch(data, sequences, pipeline.microbatch)
             facts = {"rows": len(windows), "bytes_per_token": data.bytes_per_token}

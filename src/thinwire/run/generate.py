@@ -20,9 +20,9 @@ import tyro
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from thinwire.cluster.membership import Membership
 from thinwire.cluster.places import known_places
-from thinwire.cluster.seat import Seat
-from thinwire.cluster.supervisor import Say, run_crew
+from thinwire.cluster.supervisor import Say, run_workers
 from thinwire.config.mistakes import refuse_expanded
 from thinwire.config.sections import Device, RunConfig
 from thinwire.data.tokenize import end_token
@@ -95,8 +95,8 @@ def main(argv: list[str]) -> None:
     command = tyro.cli(GenerateCommand, prog="thinwire generate", args=argv, use_underscores=True)
     config = settings(command)
     if command.roster is not None and command.stage > 0:
-        with seated(command, config) as seat:
-            write_stage(seat, command.run)
+        with membership(command, config) as member:
+            write_stage(member, command.run)
         return
     tokenizer = read_tokenizer(command.run, command.tokenizer)
     prompt, order = read_prompt(command, tokenizer, config)
@@ -138,11 +138,11 @@ def read_prompt(command: GenerateCommand, tokenizer: Tokenizer, config: RunConfi
 def run(command: GenerateCommand, config: RunConfig, prompt: list[int], order: Order, text: Text) -> list[Meter]:
     """Write the text; return what crossed each boundary that was seen from here."""
     if command.roster is not None:
-        with seated(command, config) as seat:
-            return write_stage(seat, command.run, prompt, order, text.add)
+        with membership(command, config) as member:
+            return write_stage(member, command.run, prompt, order, text.add)
     if command.mode == "workers":
         arguments = {"run": str(command.run), "prompt": prompt, "order": asdict(order)}
-        stages = run_crew(write, config, arguments, lambda place, message: text.add(message["token"]), graceful=False)
+        stages = run_workers(write, config, arguments, lambda worker_id, message: text.add(message["token"]), graceful=False)
         return [Meter(**meter) for stage in stages for meter in stage["meters"]]
     pipeline = build_pipeline(config, choose_device(config.device))
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
@@ -186,10 +186,10 @@ class Text:
 
 
 @contextmanager
-def seated(command: GenerateCommand, config: RunConfig) -> Iterator[Seat]:
-    """Return this machine's seat; a lost link becomes an error for the user."""
+def membership(command: GenerateCommand, config: RunConfig) -> Iterator[Membership]:
+    """Return this machine's membership; a lost link becomes an error for the user."""
     assert command.roster is not None
-    seat = Seat(
+    member = Membership(
         config=config,
         roster=known_places(read_roster(command.roster), command.run),
         identity=load_identity(command.keys),
@@ -197,42 +197,42 @@ def seated(command: GenerateCommand, config: RunConfig) -> Iterator[Seat]:
         listen=command.listen,
     )
     try:
-        yield seat
+        yield member
     except LinkError as error:
         raise ValueError(str(error)) from error
 
 
-def write(seat: Seat, say: Say, stop: Stop, run: str, prompt: list[int], order: dict[str, Any]) -> dict[str, Any]:
+def write(member: Membership, say: Say, stop: Stop, run: str, prompt: list[int], order: dict[str, Any]) -> dict[str, Any]:
     """Be the worker of a stage; stage 0 tells the supervisor of every token."""
-    if seat.stage == 0:
-        meters = write_stage(seat, Path(run), prompt, Order.of(order), lambda token: say({"token": token}))
+    if member.stage == 0:
+        meters = write_stage(member, Path(run), prompt, Order.of(order), lambda token: say({"token": token}))
     else:
-        meters = write_stage(seat, Path(run))
+        meters = write_stage(member, Path(run))
     return {"meters": [asdict(meter) for meter in meters]}
 
 
 def write_stage(
-    seat: Seat,
+    member: Membership,
     run: Path,
     prompt: list[int] | None = None,
     order: Order | None = None,
     heard: Callable[[int], None] = lambda token: None,
 ) -> list[Meter]:
     """Do one stage's part of writing; prompt and order are stage 0's to give. Return what crossed the boundary behind the stage."""
-    config = seat.config
+    config = member.config
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-    layers = ranges[seat.stage]
-    stage = build_stage(config.model, ranges, seat.stage, codec, config.seed).to(choose_device(config.device))
-    neighbours = seat.neighbours("generate")
+    layers = ranges[member.stage]
+    stage = build_stage(config.model, ranges, member.stage, codec, config.seed).to(choose_device(config.device))
+    neighbours = member.neighbours("generate")
     try:
         cuts = {-1: layers.start, 1: layers.stop}
         links = neighbours.open(
             config,
             {
                 place: writing_contract(codec.at(cuts[side]), downstream=side > 0)
-                for side, place in neighbours.place.sides(len(ranges)).items()
+                for side, place in neighbours.worker_id.sides(len(ranges)).items()
             },
         )
         control = Control(links.left, links.right)

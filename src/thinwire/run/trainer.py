@@ -20,7 +20,7 @@ from thinwire.checkpoint import Position
 from thinwire.config.sections import RunConfig
 from thinwire.data.open import Data, open_data
 from thinwire.link.message import FLAG, TEXT, optional
-from thinwire.link.roster import Place
+from thinwire.link.peer import WorkerId
 from thinwire.metrics.news import Report, ignore
 from thinwire.metrics.summary import summarise
 from thinwire.metrics.track import JsonLines, Tracker
@@ -123,7 +123,7 @@ class Trainer:
             told = {"data": self.data.fingerprint, "validation_rows": len(self.validation), "resume": resume}
             told["summarised"] = summarised(self.folder)
         elif not quiet:
-            self.report({"awaiting": str(Place(self.pipeline.replica, 0))})
+            self.report({"awaiting": str(WorkerId(self.pipeline.replica, 0))})
         about = self.pipeline.announce(told, forms.ABOUT_DATA)
         if self.data is not None and about["data"] != self.data.fingerprint:
             raise ValueError(
@@ -241,8 +241,8 @@ class Trainer:
         outcome = self.outcome
         assert outcome is not None
         if outcome.timed_out or not self.stop.asked:
-            place = Place(*divmod(outcome.stopper, self.config.pipeline.stages))
-            who = "" if outcome.stopper == self.pipeline.number else str(place)
+            worker_id = WorkerId(*divmod(outcome.stopper, self.config.pipeline.stages))
+            who = "" if outcome.stopper == self.pipeline.number else str(worker_id)
             self.report({"stopped_by": who, "time_limit": outcome.timed_out, "after": self.position.step})
 
     def _tell_what_is_kept(self) -> None:

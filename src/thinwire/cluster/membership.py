@@ -1,4 +1,4 @@
-"""The seat of one worker in a run: which stage, with which settings, among whom. What it does there is up to the verb."""
+"""One worker of a run: which stage, with which settings, among whom. What it does there is up to the verb."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 from thinwire.config.sections import RunConfig
 from thinwire.link.identity import Identity
-from thinwire.link.roster import Place, Roster
+from thinwire.link.peer import WorkerId
+from thinwire.link.roster import Roster
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.util.files import write_atomic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """A stage, the roster it stands in and the identity that proves it."""
+class Membership:
+    """A stage, the roster that lists it and the identity that proves it."""
 
     config: RunConfig
     roster: Roster
@@ -32,28 +33,28 @@ class Seat:
     """The number of this process that a supervisor gave it; unset: from the clock."""
 
     def neighbours(self, purpose: str, folder: Path | None = None) -> Neighbours:
-        """Return the links to make, checked; workers that sit together for another purpose refuse each other.
+        """Return the links to make, checked; workers that meet for another purpose refuse each other.
 
         With a folder the worker's incarnation grows even if the clock goes back.
         """
-        stages, replicas, place = self.config.pipeline.stages, self.config.replicas.count, Place(self.replica, self.stage)
+        stages, replicas, worker_id = self.config.pipeline.stages, self.config.replicas.count, WorkerId(self.replica, self.stage)
         if not 0 <= self.stage < stages:
             raise ValueError(f"there is no stage {self.stage}: pipeline.stages is {stages}; choose 0 to {stages - 1}")
         if not 0 <= self.replica < replicas:
             raise ValueError(f"there is no replica {self.replica}: replicas.count is {replicas}; choose 0 to {replicas - 1}")
-        if self.roster.worker(place).certificate.strip() != self.identity.certificate.strip():
+        if self.roster.worker(worker_id).certificate.strip() != self.identity.certificate.strip():
             raise ValueError(
-                f"the roster's certificate for {place} is not that of {self.identity.certificate_path}; "
+                f"the roster's certificate for {worker_id} is not that of {self.identity.certificate_path}; "
                 "use the keys it was made with, or write the roster again with this certificate"
             )
         run = f"{purpose}-{run_name(self.roster)}"
         number = self.incarnation or incarnation(folder, self.stage)
-        return Neighbours(self.roster, self.identity, place, run, incarnation=number, listen=self.listen, held=self.held)
+        return Neighbours(self.roster, self.identity, worker_id, run, incarnation=number, listen=self.listen, held=self.held)
 
 
 def run_name(roster: Roster) -> str:
     """Name a run by its members: all of them derive the same name."""
-    members = "\n".join(f"{place} {worker.certificate.strip()}" for place, worker in roster.workers.items())
+    members = "\n".join(f"{worker_id} {worker.certificate.strip()}" for worker_id, worker in roster.workers.items())
     return hashlib.sha256(members.encode()).hexdigest()[:16]
 
 
