@@ -18,8 +18,7 @@ from thinwire.checkpoint.manifest import encode, read_manifest
 from thinwire.checkpoint.reading import all_manifests, position_of
 from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
 from thinwire.cluster.standby import hear, place_in
-from thinwire.config.toml import from_toml, packaged, to_toml
-from thinwire.config.toml import load as load_config
+from thinwire.config.toml import from_toml, load_config, packaged, to_toml
 from thinwire.link.contract import Contract, Cursor, Flow, TensorForm
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind, Parser

@@ -11,7 +11,7 @@ from runs import train
 from thinwire import checkpoint
 from thinwire.cli import main as cli
 from thinwire.codecs.base import CastEntry, Codec
-from thinwire.config.toml import CONFIG_FILE, read
+from thinwire.config.toml import CONFIG_FILE, read_config
 from thinwire.model.ends import Context
 from thinwire.model.stream import Stream
 from thinwire.pipeline.by_stage import leave_ends_out
@@ -40,7 +40,7 @@ def bring_in(config: str, folder: Path, run: Path, *words: str) -> Path:
 
 def load_pipeline(run: Path) -> Pipeline:
     """Build a run's pipeline and load its newest checkpoint."""
-    pipeline = build_pipeline(read(run / CONFIG_FILE), torch.device("cpu"))
+    pipeline = build_pipeline(read_config(run / CONFIG_FILE), torch.device("cpu"))
     checkpoint.load(checkpoint.newest(run, len(pipeline.stages)), pipeline.stages, None, {})
     return pipeline
 

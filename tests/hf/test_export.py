@@ -18,7 +18,7 @@ from thinwire.checkpoint.safetensors import Piece
 from thinwire.cli import main as cli
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.registry import CODECS
-from thinwire.config.toml import CONFIG_FILE, load
+from thinwire.config.toml import CONFIG_FILE, load_config
 from thinwire.hf import export as verb
 from thinwire.hf.plain import why_no_llama
 
@@ -136,7 +136,7 @@ def test_another_network_becomes_a_folder_of_our_own(config, tmp_path, capsys, w
 
 def test_codecs_are_judged_by_what_they_build(config, monkeypatch):
     plug_in(monkeypatch)
-    base = load(config)
+    base = load_config(config)
     judged = {name: why_no_llama(replace(base, codec=codec_defaults(name))) for name in ("gained", "other", "counting")}
     assert "entry gain" in judged["gained"] and "OtherStream" in judged["other"] and judged["counting"] is None
     exact = {"dense", "subspace", "quantize", "topk", "randomk", "threshold", "hadamard", "lossless", "lowrank", "counting"}

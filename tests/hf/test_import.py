@@ -12,7 +12,7 @@ import torch
 from hf.support import bring_in, export, load_pipeline, our_logits, same_bytes, some_ids, their_logits, train_run
 from thinwire import checkpoint
 from thinwire.cli import main as cli
-from thinwire.config.toml import CONFIG_FILE, read
+from thinwire.config.toml import CONFIG_FILE, read_config
 from thinwire.data.open import open_data
 from thinwire.hf import importing
 
@@ -44,7 +44,7 @@ def test_the_run_trains_on_from_the_imported_weights(settings_file, folder, tmp_
     run = bring_in(settings_file, folder, tmp_path / "run", "--train.batch", "8")
     said = capsys.readouterr().out
     assert {path.name for path in run.iterdir()} == {"config.toml", "tokenizer.json", "checkpoints", "imported"}
-    config, pipeline = read(run / CONFIG_FILE), load_pipeline(run)
+    config, pipeline = read_config(run / CONFIG_FILE), load_pipeline(run)
     batch_BT1 = torch.from_numpy(open_data(config.data, config.model, config.seed).train.batch(0, 8))
     expected = pipeline.step(batch_BT1, 0, 0)
     assert f"validation loss {json.loads(evaluated(run, capsys))['loss']:.4f} through the boundaries of the run" in said
@@ -84,7 +84,7 @@ def test_a_folder_that_transformers_wrote(settings_file, folder, tmp_path):
     run = bring_in(settings_file, foreign, tmp_path / "run", "--model.context", "16")
     theirs = their_logits(foreign, some_ids())
     assert (our_logits(run, some_ids()) - theirs).abs().max() < 1e-5 * theirs.abs().max()
-    assert read(run / CONFIG_FILE).model.context == 16
+    assert read_config(run / CONFIG_FILE).model.context == 16
     out = export(run, tmp_path / "out")
     assert torch.equal(their_logits(out, some_ids()), theirs)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):

@@ -15,7 +15,7 @@ from hf.support import load_pipeline, train_run
 from patience import HANG
 from thinwire import checkpoint
 from thinwire.checkpoint.safetensors import Piece, parse_size, write_file
-from thinwire.config.toml import CONFIG_FILE, load, read, to_toml
+from thinwire.config.toml import CONFIG_FILE, load_config, read_config, to_toml
 from thinwire.hf.checkpointed import open_checkpoint
 from thinwire.hf.measure import validation_windows
 from thinwire.hf.names import Entry, layout
@@ -35,14 +35,14 @@ from thinwire.pipeline import by_stage as staged
 )
 def test_the_losses_of_the_whole_pipeline_bit_for_bit(config, tmp_path, words):
     run = train_run(config, tmp_path / "run", *words)
-    windows = validation_windows(read(run / CONFIG_FILE), run, 8)
+    windows = validation_windows(read_config(run / CONFIG_FILE), run, 8)
     source = open_checkpoint(run)
     assert staged.evaluate(source.config, windows, source.fill, step=3) == load_pipeline(run).evaluate(windows, step=3)
 
 
 def test_without_boundaries_nothing_is_rounded(config, tmp_path):
     coarse = train_run(config, tmp_path / "coarse", "--codec.name", "quantize", "--codec.bits", "2", "--train.rate", "0.1")
-    windows, source = validation_windows(read(coarse / CONFIG_FILE), coarse, 8), open_checkpoint(coarse)
+    windows, source = validation_windows(read_config(coarse / CONFIG_FILE), coarse, 8), open_checkpoint(coarse)
     plain = staged.evaluate(source.config, windows, source.fill, step=3, boundaries=False)
     pipeline = load_pipeline(coarse)
     for stage in pipeline.stages:
@@ -96,7 +96,7 @@ print(status("VmHWM") - before)
 
 def make_large_run(run: Path) -> None:
     """Write a run of 150 MB in its plain form, all weights alike, without ever building it."""
-    config = load("laptop")
+    config = load_config("laptop")
     model = replace(config.model, vocabulary=13000, width=512, layers=8, heads=8, ffn=1408, free_layers=2)
     config = replace(config, model=model, codec=replace(config.codec, rank=64))
     folder = run / "checkpoints/step-000001"

@@ -8,7 +8,7 @@ from torch import nn
 
 from hf.support import export, our_logits, some_ids, train_run
 from thinwire.config.sections import ModelConfig
-from thinwire.config.toml import CONFIG_FILE, read
+from thinwire.config.toml import CONFIG_FILE, read_config
 from thinwire.model.llama.block import rotary_tables
 
 transformers = pytest.importorskip("transformers")
@@ -34,7 +34,7 @@ def test_with_our_angles_transformers_compute_our_logits_at_any_position(config,
     ids_BT = some_ids(1, time=POSITIONS)
     ours = our_logits(run, ids_BT)
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    model.model.rotary_emb = OurTables(read(run / CONFIG_FILE).model)
+    model.model.rotary_emb = OurTables(read_config(run / CONFIG_FILE).model)
     with torch.no_grad():
         theirs = model(ids_BT).logits
     assert (ours - theirs).abs().max() < 2e-6 * ours.abs().max()

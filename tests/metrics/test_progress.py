@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from thinwire.config.toml import load
+from thinwire.config.toml import load_config
 from thinwire.link.peer import WorkerId
 from thinwire.metrics.progress import Foot, Progress
 from thinwire.metrics.verdict import Verdict
@@ -35,7 +35,7 @@ def drawn(progress: Progress, columns: int) -> list[str]:
 
 
 def run_view(stages: int = 4, replicas: int = 1, profile: str = "dsl_2mbps", steps: int = 400) -> RunView:
-    config = load("laptop")
+    config = load_config("laptop")
     config = replace(
         config,
         pipeline=replace(config.pipeline, stages=stages),

@@ -16,7 +16,7 @@ from patience import HANG
 from runs import train
 from thinwire.cli import main as cli
 from thinwire.config.registry import TRACKERS
-from thinwire.config.toml import from_toml, load
+from thinwire.config.toml import from_toml, load_config
 from thinwire.link.peer import WorkerId
 from thinwire.metrics import track
 from thinwire.metrics.progress import Progress
@@ -280,7 +280,7 @@ class Listed(Tracker):
 
 def test_workers_values_are_tracked_once_and_by_stage():
     seen = Listed()
-    with RunView(load("laptop"), [seen]) as view:
+    with RunView(load_config("laptop"), [seen]) as view:
         view.log(WorkerId(0, 1), 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.5, "left_mbps": 2.0})
         view.log(WorkerId(0, 0), 1, {"loss": 5.0, "seconds": 1.0, "wait_seconds": 0.25})
         view.log(WorkerId(1, 1), 1, {"loss": 5.0, "wait_seconds": 0.75})
@@ -293,7 +293,7 @@ def test_workers_values_are_tracked_once_and_by_stage():
 
 
 def test_a_loss_is_told_with_the_steps_that_are_done_again(capsys):
-    with RunView(load("laptop")) as view:
+    with RunView(load_config("laptop")) as view:
         view.event(WorkerId(0, 2), {"lost": "exit code -9"})
         view.event(WorkerId(0, 0), {"abandoned": 7, "epoch": 0, "why": "stage 2"})
         view.event(WorkerId(0, 0), {"restored": 4, "epoch": 1})
@@ -363,7 +363,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_training(config, tmp_
 @needs_tensorboard
 def test_values_are_on_disk_after_an_error(tmp_path):
     def fail():
-        with open_trackers(["tensorboard"], tmp_path, load("laptop"), resume=False) as (tracker,):
+        with open_trackers(["tensorboard"], tmp_path, load_config("laptop"), resume=False) as (tracker,):
             tracker.log(1, {"loss": 2.0})
             raise ZeroDivisionError
 
@@ -374,7 +374,7 @@ def test_values_are_on_disk_after_an_error(tmp_path):
 
 @needs_tensorboard
 def test_nothing_is_made_before_the_first_step(tmp_path):
-    with open_trackers(["tensorboard", "tensorboard"], tmp_path / "r", load("laptop"), resume=False) as trackers:
+    with open_trackers(["tensorboard", "tensorboard"], tmp_path / "r", load_config("laptop"), resume=False) as trackers:
         assert len(trackers) == 1
     assert not (tmp_path / "r").exists()
 

@@ -15,7 +15,7 @@ from patience import HANG
 from runs import train, write_config
 from thinwire.checkpoint import encode, remove_newer, step_of, steps, writing
 from thinwire.cli import main as cli
-from thinwire.config.toml import read
+from thinwire.config.toml import read_config
 from thinwire.run import fork as forking
 from thinwire.run.settings import parse_train
 from thinwire.util import lock
@@ -46,15 +46,15 @@ def test_data_that_has_moved(config, tmp_path, capsys, monkeypatch, mode):
     run, words = tmp_path / "run", ("--train.decay", "0", *mode)
     train(config, run, "--data.source", "a.txt", "--train.steps", "4", *words)
     monkeypatch.chdir(tmp_path)
-    assert read(run / "config.toml").data.source == str(tmp_path / "texts/a.txt")
+    assert read_config(run / "config.toml").data.source == str(tmp_path / "texts/a.txt")
     (tmp_path / "b.txt").write_text((tmp_path / "texts/a.txt").read_text().replace("plus", "minus"))
     (tmp_path / "texts/a.txt").rename(tmp_path / "c.txt")
     error = refused(capsys, "--run", str(run), "--resume", "--train.steps", "8", "--data.source", "b.txt")
     assert "has data" in error and "this run has" in error
-    assert read(run / "config.toml").data.source == str(tmp_path / "texts/a.txt")
+    assert read_config(run / "config.toml").data.source == str(tmp_path / "texts/a.txt")
     resumed = train(config, run, "--resume", "--data.source", "c.txt", "--train.steps", "8", *words)
     assert resumed["weights_sha256"] == whole["weights_sha256"]
-    assert read(run / "config.toml").data.source == str(tmp_path / "c.txt")
+    assert read_config(run / "config.toml").data.source == str(tmp_path / "c.txt")
     changed = {"data.source": [str(tmp_path / "texts/a.txt"), str(tmp_path / "c.txt")], "train.steps": [4, 8]}
     assert [(line["step"], line["changed"]) for line in history(run)] == [(4, changed)]
 
@@ -70,7 +70,7 @@ def test_rate_and_schedule_may_change_and_are_kept(config, tmp_path):
     assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
     rates = [json.loads(line)["rate"] for line in (runs[0] / "metrics/stage-all.jsonl").read_text().splitlines()]
     assert rates[5] == 0.003 and rates[6] < 0.01 and len(rates) == 7
-    kept = read(runs[0] / "config.toml").train
+    kept = read_config(runs[0] / "config.toml").train
     assert (kept.rate, kept.warmup, kept.decay, kept.steps) == (0.01, 5, 0.5, 7)
     for run in runs:
         (line,) = history(run)
@@ -82,7 +82,7 @@ def test_what_a_file_changes_is_kept_and_told(config, tmp_path):
     train(config, run, "--train.steps", "4")
     file.write_text(file.read_text().replace("rate = 0.003", "rate = 0.01").replace("steps = 6", "steps = 5"))
     assert train(config, run, "--resume")["steps"] == 5
-    assert read(run / "config.toml").train.rate == 0.01
+    assert read_config(run / "config.toml").train.rate == 0.01
     assert [line["changed"] for line in history(run)] == [{"train.rate": [0.003, 0.01], "train.steps": [4, 5]}]
 
 
@@ -186,7 +186,7 @@ def forkable(tmp_path_factory, token_cache) -> Path:
 @pytest.mark.parametrize("at", [0, 1, 2, 5, 8, 9])
 def test_a_fork_that_broke_off_can_be_made_again(forkable, tmp_path, capsys, monkeypatch, at, kind):
     """Two replicas of two stages have eight files, then come the tokenizer and the settings."""
-    new, config, count = tmp_path / "new", read(forkable / "config.toml"), iter(range(100))
+    new, config, count = tmp_path / "new", read_config(forkable / "config.toml"), iter(range(100))
     copy, write = shutil.copyfile, forking.write_atomic
 
     def broken(call, *words):
@@ -223,7 +223,7 @@ def test_a_fork_never_begins_at_step_0(config, tmp_path, capsys):
     say_everyone(tmp_path / "run/checkpoints/step-000002", -1)
     new = tmp_path / "new"
     new.mkdir()
-    forking.fork(tmp_path / "run", new, read(tmp_path / "run/config.toml"))
+    forking.fork(tmp_path / "run", new, read_config(tmp_path / "run/config.toml"))
     (new / "checkpoints/step-000002/stage-1.json").unlink()
     assert "holds no complete checkpoint" in refused(capsys, "--run", str(new), "--resume", "--train.steps", "4")
 

@@ -16,7 +16,7 @@ from thinwire.config import toml as configfile
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import DataConfig, ModelConfig, RunConfig, TrainConfig
 from thinwire.run import settings
-from thinwire.run.settings import flatten, from_toml, load, parse_train, shared_hash, to_toml
+from thinwire.run.settings import flatten, from_toml, load_config, parse_train, shared_hash, to_toml
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_every_packaged_config_passes_with_every_codec(name, codec):
     ],
 )
 def test_packaged_configs_are_what_the_documents_say(name, expected):
-    words = flatten(load(name))
+    words = flatten(load_config(name))
     shape = {"model.width": 256, "model.layers": 8, "model.heads": 4, "model.kv_heads": 2, "model.ffn": 704}
     expected = {**expected, **shape, "model.vocabulary": 4096, "model.context": 128, "codec.name": "subspace", "data.source": "stdlib"}
     assert {word: words[word] for word in expected} == expected
@@ -81,7 +81,7 @@ def test_packaged_configs_are_what_the_documents_say(name, expected):
 
 def test_without_words_the_laptop_config_runs_in_a_named_folder():
     command = parse_train([])
-    assert command.config == settings.resolve(load("laptop"))
+    assert command.config == settings.resolve(load_config("laptop"))
     assert (str(command.run), command.resume) == ("runs/laptop-subspace-0", False)
 
 
@@ -114,18 +114,18 @@ def test_the_stable_words_do_what_they_say(form):
     assert {word: words[word] for word in STABLE} == {word: value for word, (_, value) in STABLE.items()}
     assert str(command.run) == "here/x"
     untouched = words.keys() - STABLE.keys() - {"model.free_layers"}  # follows from the cut
-    assert {word: words[word] for word in untouched} == {word: flatten(settings.resolve(load("small")))[word] for word in untouched}
+    assert {word: words[word] for word in untouched} == {word: flatten(settings.resolve(load_config("small")))[word] for word in untouched}
 
 
 def test_every_field_is_a_word():
-    words = flatten(settings.resolve(load("laptop")))
+    words = flatten(settings.resolve(load_config("laptop")))
     argv = []
     for word, value in words.items():
         if isinstance(value, bool):
             argv.append("--" + ".no_".join(word.rsplit(".", 1)))
         else:
             argv += [f"--{word}", str(value)]
-    assert parse_train(argv).config == settings.resolve(load("laptop"))
+    assert parse_train(argv).config == settings.resolve(load_config("laptop"))
 
 
 def test_hyphens_and_underscores_are_the_same():
@@ -302,9 +302,11 @@ def test_every_number_has_a_limit():
     from thinwire.run.check import LIMITS
 
     limited = {word for *_, words in LIMITS for word in words.split()}
-    numbers = {word for word, value in flatten(load("laptop")).items() if type(value) in (int, float) and not word.startswith("codec.")}
+    numbers = {
+        word for word, value in flatten(load_config("laptop")).items() if type(value) in (int, float) and not word.startswith("codec.")
+    }
     assert numbers <= limited
-    assert limited <= flatten(load("laptop")).keys()
+    assert limited <= flatten(load_config("laptop")).keys()
 
 
 # Run folder and resume ------------------------------------------------------------------------------------------------------------------
@@ -508,7 +510,7 @@ def test_toml_round_trip_is_exact(cache, rate, seconds, steps, bias, codec, spli
 
 
 def test_the_written_file_is_complete_toml():
-    config = load("small")
+    config = load_config("small")
     table = tomllib.loads(to_toml(config))
     assert table["codec"]["rank"] == 16
     unset = {word for word, value in flatten(config).items() if value is None}
@@ -521,7 +523,7 @@ def test_the_written_file_is_complete_toml():
 
 
 def test_an_unset_value_with_another_default_cannot_be_written():
-    config = changed(load("small"), codec=codec_defaults("quantize", bits=None))
+    config = changed(load_config("small"), codec=codec_defaults("quantize", bits=None))
     with pytest.raises(ValueError, match=r"codec.bits is unset.*default is 8"):
         to_toml(config)
 
@@ -534,8 +536,8 @@ def different(value):
 
 
 def test_the_hash_covers_every_field_but_the_local_ones():
-    config = load("laptop")
-    assert shared_hash(config) == shared_hash(load("laptop"))
+    config = load_config("laptop")
+    assert shared_hash(config) == shared_hash(load_config("laptop"))
     assert re.fullmatch("[0-9a-f]{64}", shared_hash(config))
     for word, value in flatten(config).items():
         other = changed(config, **{word.replace(".", "__"): different(value)})

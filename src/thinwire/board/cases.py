@@ -17,7 +17,7 @@ from thinwire.board.subject import CODECS, EXCHANGES, Subject
 from thinwire.codecs.base import LossyOptions
 from thinwire.config import registry
 from thinwire.config.sections import RunConfig
-from thinwire.config.toml import flatten, from_table, load, near, to_toml
+from thinwire.config.toml import flatten, from_table, load_config, near, to_toml
 from thinwire.pipeline.inprocess import build_codec
 from thinwire.replicas.exchange import without_warmup
 from thinwire.run.check import check
@@ -134,7 +134,7 @@ class Case:
 
 def prepare(command: CompareCommand) -> list[Case]:
     """Make the cases of a comparison, or raise ValueError for the first thing that cannot work."""
-    start = parse(list(command.words), scan(list(command.words)), load(command.config))
+    start = parse(list(command.words), scan(list(command.words)), load_config(command.config))
     refuse_wrong_replicas(start, command.subject)
     seeds, steps = command.seeds or (start.seed,), command.steps or start.train.steps
     mode: Any = "workers" if command.subject is EXCHANGES else "inprocess"

@@ -15,7 +15,7 @@ from thinwire.board.cases import Case
 from thinwire.board.command import CompareCommand
 from thinwire.board.rows import settings_of
 from thinwire.config.sections import RunConfig
-from thinwire.config.toml import CONFIG_FILE, read
+from thinwire.config.toml import CONFIG_FILE, read_config
 
 NAME_LENGTH = 24
 """Most letters of a corpus' own name; what follows tells two of the same name apart."""
@@ -51,7 +51,7 @@ def made_with(row: Path, run: Path) -> dict[str, Any] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         return data_settings(json.loads(row.read_text(encoding="utf-8"))["settings"])
     with suppress(OSError, ValueError):
-        return data_settings(settings_of(read(run / CONFIG_FILE)))
+        return data_settings(settings_of(read_config(run / CONFIG_FILE)))
     return None
 
 

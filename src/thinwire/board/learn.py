@@ -17,7 +17,7 @@ from thinwire import __version__, checkpoint
 from thinwire.board.cases import Case
 from thinwire.board.rows import Row, read_lines, refuse_difference, settings_of, write_row
 from thinwire.config.sections import RunConfig
-from thinwire.config.toml import CONFIG_FILE, read
+from thinwire.config.toml import CONFIG_FILE, read_config
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import JsonLines, Tracker
 from thinwire.pipeline.device import choose_device
@@ -49,7 +49,7 @@ class TrafficLog(Tracker):
 def finished(folder: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
     """Return the summary of a run that has done all its steps; refuse the folder if it is a run of other settings."""
     if (folder / CONFIG_FILE).exists():
-        made_with = settings_of(read(folder / CONFIG_FILE))
+        made_with = settings_of(read_config(folder / CONFIG_FILE))
         refuse_difference(folder, made_with, config, "remove that run to train it again", ignored)
     if not (folder / "summary.json").exists():
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.config.profiles import find_profile
 from thinwire.config.sections import RunConfig
-from thinwire.config.toml import load
+from thinwire.config.toml import load_config
 from thinwire.memory.blocks import Plan, Profile
 from thinwire.memory.picture import check_picture, draw
 from thinwire.memory.simulate import Timeline
@@ -56,7 +56,7 @@ def parse_memory(argv: list[str]) -> MemoryCommand:
             raise ValueError(f"--{word} is not for thinwire memory: {why}; leave it out")
     if budget := getattr(mine, "memory.budget"):
         rest += ["--memory.budget", budget]
-    config = parse(rest, scan(rest), load(mine.config or DEFAULT_CONFIG))
+    config = parse(rest, scan(rest), load_config(mine.config or DEFAULT_CONFIG))
     check(config)
     if not 0 <= mine.stage < config.pipeline.stages:
         raise ValueError(f"--stage is {mine.stage}, the stages are 0 to {config.pipeline.stages - 1}; choose one of them")

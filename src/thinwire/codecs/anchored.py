@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.bits.raw import TensorSpec
-from thinwire.codecs.base import Codec, Options, check_width
+from thinwire.codecs.base import Codec, CodecOptions, check_width
 from thinwire.codecs.projector import Channels, Frozen, Learned
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
@@ -37,7 +37,7 @@ from thinwire.util.noise import key, mix
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnchoredOptions(Options):
+class AnchoredOptions(CodecOptions):
     """Options of the anchored boundary."""
 
     rank: int = 16

@@ -23,7 +23,7 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class CodecOptions:
     """Options every codec has."""
 
     name: str
@@ -38,11 +38,8 @@ class Options:
     """How a quantised gradient is rounded; `stochastic` is right on average."""
 
 
-CodecOptions = Options  # `Codec.Options` hides the name inside the class
-
-
 @dataclass(frozen=True, kw_only=True)
-class LossyOptions(Options):
+class LossyOptions(CodecOptions):
     """Options of codecs that can be left off for a while or at some boundaries: the layers around them stay as they are."""
 
     warmup: int = 0
@@ -87,7 +84,7 @@ class CastEntry(nn.Module):
 class Codec:
     """A boundary method. The defaults send the stream itself; override what differs."""
 
-    Options: type[CodecOptions] = Options
+    Options: type[CodecOptions] = CodecOptions
     constrains = False
     """Whether all but the free layers of the model are bound by this codec."""
     integer_slots: frozenset[int] = frozenset()

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.codecs.base import CastExit, Codec, Options, check_width
+from thinwire.codecs.base import CastExit, Codec, CodecOptions, check_width
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 
 
 @dataclass(frozen=True, kw_only=True)
-class BottleneckOptions(Options):
+class BottleneckOptions(CodecOptions):
     """Options of the residual bottleneck."""
 
     channels: int = 16

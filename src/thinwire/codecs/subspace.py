@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Options, check_width
+from thinwire.codecs.base import Codec, CodecOptions, check_width
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.stream import Stream
@@ -23,7 +23,7 @@ from thinwire.model.subspace.stream import SubspaceStream
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubspaceOptions(Options):
+class SubspaceOptions(CodecOptions):
     """Options of the subspace boundary."""
 
     rank: int = 16

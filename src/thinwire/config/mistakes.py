@@ -32,15 +32,17 @@ def refuse_expanded(argv: Sequence[str], words: Collection[str], positional: int
         rest = argv[index + 1 :]
         values = rest[: next((place for place, other in enumerate(rest) if other.startswith("--")), len(rest))]
         if len(values) > 1 + positional:
-            raise ValueError(f"{token} takes one value and is followed by {len(values)}: {shown(values)}; {advice(token, values)}")
+            raise ValueError(
+                f"{token} takes one value and is followed by {len(values)}: {first_values(values)}; {quoting_advice(token, values)}"
+            )
 
 
-def shown(values: Sequence[str]) -> str:
+def first_values(values: Sequence[str]) -> str:
     """Write the first values."""
     return ", ".join(values[:3]) + (", ..." if len(values) > 3 else "")
 
 
-def advice(token: str, values: Sequence[str]) -> str:
+def quoting_advice(token: str, values: Sequence[str]) -> str:
     """Say how to give them as one: as the pattern that they were, or as one text."""
     if not all(os.path.exists(value) for value in values):
         return f"quote it if it is one text: {token} '{' '.join(values)}'"

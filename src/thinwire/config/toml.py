@@ -153,16 +153,16 @@ def packaged() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in files.iterdir() if file.name.endswith(".toml"))
 
 
-def load(config: str) -> RunConfig:
+def load_config(config: str) -> RunConfig:
     """Load a packaged config by name or a `.toml` file by path."""
     if config.endswith(".toml"):
-        return read(Path(config))
+        return read_config(Path(config))
     if config not in packaged():
         raise ValueError(f"there is no config {config!r}; a file of your own must end in .toml; {near(config, packaged())}")
     return from_toml((resources.files("thinwire.config") / "packaged" / f"{config}.toml").read_text(encoding="utf-8"), f"config {config}")
 
 
-def read(path: Path) -> RunConfig:
+def read_config(path: Path) -> RunConfig:
     """Read a settings file."""
     try:
         return from_toml(path.read_text(encoding="utf-8"), str(path))

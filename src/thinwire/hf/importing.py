@@ -19,7 +19,7 @@ from pathlib import Path
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config.sections import ModelConfig, RunConfig
-from thinwire.config.toml import CONFIG_FILE, load, to_toml
+from thinwire.config.toml import CONFIG_FILE, load_config, to_toml
 from thinwire.data.open import open_data
 from thinwire.hf.checkpointed import open_checkpoint
 from thinwire.hf.description import CONFIG_JSON, read_json, untaken
@@ -103,7 +103,7 @@ def settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig:
     for word, advice in REFUSED.items():
         if word in words and (word != "data.tokenizer" or (foreign.folder / TOKENIZER_FILE).is_file()):
             raise ValueError(f"--{word} {words[word] or ''} does not go with `thinwire import`: {advice}; leave it out")
-    base = load(words.get("config") or DEFAULT_CONFIG)
+    base = load_config(words.get("config") or DEFAULT_CONFIG)
     base = replace(base, model=foreign.model, codec=chosen_codec(base.codec, words.get("codec.name") or "dense"))
     config = parse(argv, words, base)
     refuse_other_model(foreign, config.model)

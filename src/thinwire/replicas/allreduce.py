@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.bits.packing import Packing, Raw, make_packing
 from thinwire.config.sections import RunConfig
-from thinwire.replicas.exchange import Exchange, Named, Options
+from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
 from thinwire.replicas.peers import Peers
 
 
@@ -112,7 +112,7 @@ def refuse_gaps(method: str, state: Named, needed: Mapping[str, Sequence[int]]) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduceOptions(Options):
+class AllReduceOptions(ExchangeOptions):
     """What gradients are sent in."""
 
     packing: str = "fp32"

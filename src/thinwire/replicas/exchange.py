@@ -28,7 +28,7 @@ FORM = "NAME[:WORD=VALUE,...], such as powersgd:rank=4"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ExchangeOptions:
     """Options of a method that has none."""
 
     def check(self, config: RunConfig) -> None:
@@ -38,7 +38,7 @@ class Options:
 class Exchange:
     """Make copies of a stage learn from each other; this one lets every replica learn alone."""
 
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[ExchangeOptions]] = ExchangeOptions
 
     def __init__(self, options: Any, config: RunConfig, peers: Peers, parameters: Named) -> None:
         """Get ready to exchange these parameters of a stage, or their gradients."""
@@ -114,7 +114,7 @@ def read_exchange(text: str) -> tuple[type[Exchange], Any]:
 def make_exchange(config: RunConfig, peers: Peers, parameters: Named) -> Exchange:
     """Make the method that a config names; a single replica needs none."""
     if config.replicas.count == 1:
-        return Exchange(Options(), config, peers, parameters)
+        return Exchange(ExchangeOptions(), config, peers, parameters)
     kind, options = read_exchange(config.replicas.exchange)
     options.check(config)
     return kind(options, config, peers, parameters)

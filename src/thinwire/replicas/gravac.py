@@ -25,7 +25,7 @@ from thinwire.bits.sparse import is_large
 from thinwire.codecs.sparsify import kept_count
 from thinwire.config.sections import RunConfig
 from thinwire.replicas.allreduce import mean, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options
+from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.sparse_mean import gather_share, sparse_mean, two_shots_share
 from thinwire.util.noise import key, uniform
@@ -56,7 +56,7 @@ COMPRESSORS: Mapping[str, Compressor] = {"topk": top, "randomk": anywhere}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraVACOptions(Options):
+class GraVACOptions(ExchangeOptions):
     """Options of the adaptive exchange."""
 
     minimum: float = 2.0

@@ -26,7 +26,7 @@ from torch import Tensor
 from thinwire.bits.packing import Int8, Packing, Zfp
 from thinwire.config.sections import RunConfig
 from thinwire.replicas.allreduce import mean, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options
+from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
 from thinwire.replicas.peers import Peers
 
 PRESETS = ("int8", "mzhybrid", "zhybrid", "naive")
@@ -42,7 +42,7 @@ LEAST_RATE_WITH_FEEDBACK = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class HybridOptions(Options):
+class HybridOptions(ExchangeOptions):
     """A policy and its rates."""
 
     preset: str = "int8"

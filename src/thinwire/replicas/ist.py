@@ -32,7 +32,7 @@ from thinwire.bits.packing import Raw
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options
+from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
 from thinwire.util.noise import key
 
 Cut = Mapping[int, Sequence[Tensor]]
@@ -114,7 +114,7 @@ def read_shares(text: str, count: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubnetOptions(Options):
+class SubnetOptions(ExchangeOptions):
     """How long subnets train alone, and how large they are."""
 
     steps: int = 20

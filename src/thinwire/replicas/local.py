@@ -16,13 +16,13 @@ from thinwire.bits.packing import make_packing
 from thinwire.config.sections import RunConfig
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, mean, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options, flat, refuse_warmup
+from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named, flat, refuse_warmup
 
 ANCHOR, MOMENTUM = "anchor", "momentum"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalOptions(Options):
+class LocalOptions(ExchangeOptions):
     """How often replicas meet, and the step that they take then."""
 
     steps: int = 20

@@ -24,7 +24,7 @@ from thinwire.model.initial import draw
 from thinwire.model.subspace.drift import carry_over
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options, flat
+from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named, flat
 
 EPS = 1e-8
 """A direction at most this long is drawn anew."""
@@ -63,7 +63,7 @@ def directions_drawn(seed: int, edge: tuple[int, int], name: str, iteration: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerGossipOptions(Options):
+class PowerGossipOptions(ExchangeOptions):
     """How much neighbours tell each other in a step."""
 
     rank: int = 1

@@ -18,7 +18,7 @@ from torch.nn import functional
 from thinwire.config.sections import RunConfig
 from thinwire.model.subspace.drift import carry_over
 from thinwire.replicas.allreduce import mean, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options, refuse_warmup
+from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named, refuse_warmup
 from thinwire.replicas.hybrid import relative_norm
 from thinwire.replicas.peers import Peers
 from thinwire.util.noise import key, uniform
@@ -31,7 +31,7 @@ LEAST_SHARE = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerSGDOptions(Options):
+class PowerSGDOptions(ExchangeOptions):
     """How thin the factors are."""
 
     rank: int = 4

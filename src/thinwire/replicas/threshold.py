@@ -18,7 +18,7 @@ from thinwire.bits.sparse import is_large
 from thinwire.codecs.sparsify import kept_count
 from thinwire.config.sections import RunConfig
 from thinwire.replicas.allreduce import average, mean, refuse_gaps
-from thinwire.replicas.exchange import Exchange, Named, Options, refuse_warmup
+from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named, refuse_warmup
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.sparse_mean import sparse_mean
 
@@ -27,7 +27,7 @@ RIPENING = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdOptions(Options):
+class ThresholdOptions(ExchangeOptions):
     """Options of the thresholded exchange."""
 
     density: float = 0.01

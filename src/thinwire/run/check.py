@@ -110,7 +110,7 @@ def count_weights(model: ModelConfig, layers: int) -> int:
 def check_model(model: ModelConfig) -> None:
     """Refuse a model whose parts do not fit each other."""
     if model.width % model.heads:
-        choice = neighbours(model.width, model.heads)
+        choice = near_divisors(model.width, model.heads)
         raise ValueError(f"model.heads is {model.heads}, which does not divide model.width {model.width}; choose {choice}")
     if model.head_size % 2:
         raise ValueError(
@@ -118,7 +118,7 @@ def check_model(model: ModelConfig) -> None:
             "pairs: choose widths and heads that give an even one"
         )
     if model.heads % model.kv_heads:
-        choice = neighbours(model.heads, model.kv_heads)
+        choice = near_divisors(model.heads, model.kv_heads)
         raise ValueError(f"model.kv_heads is {model.kv_heads}, which does not divide model.heads {model.heads}; choose {choice}")
     if model.free_layers is not None and model.free_layers > model.layers:
         raise ValueError(f"model.free_layers is {model.free_layers}, the model has {model.layers} layers; choose 0 to {model.layers}")
@@ -129,9 +129,9 @@ def check_pipeline(config: RunConfig) -> None:
     pipeline, batch = config.pipeline, config.train.batch
     cut_layers(config.model.layers, pipeline.stages, pipeline.split)
     if batch % config.replicas.count:
-        choice = neighbours(batch, config.replicas.count)
+        choice = near_divisors(batch, config.replicas.count)
         raise ValueError(f"replicas.count is {config.replicas.count}, which does not divide train.batch {batch}; choose {choice}")
-    share, choice = config.replica_batch, neighbours(config.replica_batch, pipeline.microbatches)
+    share, choice = config.replica_batch, near_divisors(config.replica_batch, pipeline.microbatches)
     if share % pipeline.microbatches and config.replicas.count > 1:
         whose = f"a replica's share of train.batch, {share}"
         raise ValueError(f"pipeline.microbatches is {pipeline.microbatches}, which does not divide {whose}; choose {choice}")
@@ -175,7 +175,7 @@ def check_replicas(config: RunConfig) -> None:
     options.check(config)
 
 
-def neighbours(number: int, wanted: int) -> str:
+def near_divisors(number: int, wanted: int) -> str:
     """Name the divisors of a number just below and above the wanted one."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
     below = [divisor for divisor in divisors if divisor < wanted]

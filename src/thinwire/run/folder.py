@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.config.sections import RunConfig
-from thinwire.config.toml import ADJUSTABLE, CONFIG_FILE, RESHAPING, flatten, read, to_toml
+from thinwire.config.toml import ADJUSTABLE, CONFIG_FILE, RESHAPING, flatten, read_config, to_toml
 from thinwire.util.disk import shortage, warn
 from thinwire.util.files import write_atomic
 from thinwire.util.lock import LOCK_FILE
@@ -71,7 +71,7 @@ def write_folder(run: Path, config: RunConfig, tokenizer: str | None, step: int,
 def changes(run: Path, config: RunConfig) -> dict[str, list[Any]]:
     """List the settings that a resume has changed, each with its value before and now."""
     try:
-        before, after = flatten(read(run / CONFIG_FILE)), flatten(config)
+        before, after = flatten(read_config(run / CONFIG_FILE)), flatten(config)
     except ValueError:  # there is none yet
         return {}
     return {word: [before.get(word), after[word]] for word in sorted(TOLD) if before.get(word) != after[word]}

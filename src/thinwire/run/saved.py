@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from thinwire import checkpoint
 from thinwire.config.sections import DataConfig, Device, ReplicasConfig, RunConfig
-from thinwire.config.toml import CONFIG_FILE, read
+from thinwire.config.toml import CONFIG_FILE, read_config
 from thinwire.data.tokenize import load_tokenizer
 from thinwire.model.stage import Stage
 from thinwire.pipeline import forms
@@ -31,7 +31,7 @@ def read_settings(run: Path) -> RunConfig:
         )
     if not (run / CONFIG_FILE).is_file():
         raise ValueError(f"{run} is not a run folder: it has no {CONFIG_FILE}; give the folder that `thinwire train --run` wrote")
-    return read(run / CONFIG_FILE)
+    return read_config(run / CONFIG_FILE)
 
 
 def for_use(config: RunConfig, mode: Mode, profile: str, device: Device) -> RunConfig:

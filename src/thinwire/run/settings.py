@@ -20,13 +20,35 @@ from thinwire.config.choices import choices
 from thinwire.config.mistakes import meant, refuse_expanded
 from thinwire.config.registry import CODECS, TRACKERS
 from thinwire.config.sections import RunConfig
-from thinwire.config.toml import ADJUSTABLE, CONFIG_FILE, LOCAL, RESHAPING, flatten, from_toml, load, read, shared_hash, to_toml
+from thinwire.config.toml import (
+    ADJUSTABLE,
+    CONFIG_FILE,
+    LOCAL,
+    RESHAPING,
+    flatten,
+    from_toml,
+    load_config,
+    read_config,
+    shared_hash,
+    to_toml,
+)
 from thinwire.metrics.trackers.open import check_names
 from thinwire.model.cut import cut_layers
 from thinwire.run.check import check
 from thinwire.run.folder import is_begun, is_free, is_half_forked
 
-__all__ = ["JoinCommand", "TrainCommand", "check", "flatten", "from_toml", "load", "parse_join", "parse_train", "shared_hash", "to_toml"]
+__all__ = [
+    "JoinCommand",
+    "TrainCommand",
+    "check",
+    "flatten",
+    "from_toml",
+    "load_config",
+    "parse_join",
+    "parse_train",
+    "shared_hash",
+    "to_toml",
+]
 
 DEFAULT_CONFIG = "laptop"
 
@@ -54,7 +76,7 @@ def parse_train(argv: list[str]) -> TrainCommand:
     elif "resume" in words and "help" not in words:
         run, config = resume(argv, words)
     else:
-        config = parse(argv, words, load(words.get("config") or DEFAULT_CONFIG))
+        config = parse(argv, words, load_config(words.get("config") or DEFAULT_CONFIG))
         run = run_folder(words, config)
         refuse_used(run)
     check(config)
@@ -247,11 +269,11 @@ def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConf
     """Find the run to go on with and its settings, changed only where a started run can change."""
     named, placed = words.get("config"), words.get("run")
     # The same command with --resume added must work: so a config that is named has to say what the run's own settings say.
-    wanted = parse(argv, words, load(named or DEFAULT_CONFIG)) if named or not placed else None
+    wanted = parse(argv, words, load_config(named or DEFAULT_CONFIG)) if named or not placed else None
     run = run_folder(words, wanted)
     refuse_half_forked(run)
     if not (run / CONFIG_FILE).is_file() and is_begun(run):  # killed before its settings were written
-        return run, wanted or parse(argv, words, load(named or DEFAULT_CONFIG))
+        return run, wanted or parse(argv, words, load_config(named or DEFAULT_CONFIG))
     if not (run / CONFIG_FILE).is_file():
         raise ValueError(f"cannot resume: {run / CONFIG_FILE} does not exist; check --run, or leave --resume out to start a new run")
     return run, adapted(argv, words, run, wanted if named else None)
@@ -267,21 +289,21 @@ def forked(argv: list[str], words: dict[str, str | None]) -> tuple[Path, Path, R
         raise ValueError(f"--from {source}: {Path(source) / CONFIG_FILE} does not exist; give the folder that `thinwire train --run` wrote")
     if not is_half_forked(run):
         refuse_used(run)
-    return Path(source), run, adapted(argv, words, Path(source), parse(argv, words, load(named)) if named else None)
+    return Path(source), run, adapted(argv, words, Path(source), parse(argv, words, load_config(named)) if named else None)
 
 
 def adapted(argv: list[str], words: dict[str, str | None], run: Path, wanted: RunConfig | None) -> RunConfig:
     """Return a run's own settings with the words that were given, refusing what differs in them or in a config that was named."""
     named = words.get("config")
-    stored = read(run / CONFIG_FILE)
+    stored = read_config(run / CONFIG_FILE)
     config = parse(argv, words, reshaped(stored, words))
     if wanted:
         if wanted.model.free_layers is None:  # then the cut at the start of the run has settled it
             wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, free_layers=stored.model.free_layers))
-        refuse_difference(run, stored, wanted, f"--config {named} and the words beside it give")
+        refuse_other_settings(run, stored, wanted, f"--config {named} and the words beside it give")
         if named and named.endswith(".toml"):  # a packaged one nobody has changed: naming it says nothing new
             config = adjusted(config, wanted, named)
-    refuse_difference(run, stored, config, "the command line gives")
+    refuse_other_settings(run, stored, config, "the command line gives")
     refuse_other_microbatches(run, stored, config)
     return config
 
@@ -315,7 +337,7 @@ def refuse_other_microbatches(run: Path, stored: RunConfig, config: RunConfig) -
         )
 
 
-def refuse_difference(run: Path, stored: RunConfig, other: RunConfig, giver: str) -> None:
+def refuse_other_settings(run: Path, stored: RunConfig, other: RunConfig, giver: str) -> None:
     """Raise ValueError for the first field, fixed once a run has started, that differs."""
     before, after = flatten(stored), flatten(other)
     for word in before | after:
