@@ -35,12 +35,11 @@ from engine_bench import write_results
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import MemoryConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory import manage
-from thinwire.memory.blocks import Block, Choice, Plan, Profile, Tier
+from thinwire.memory.blocks import Bandwidth, BlockCost, Choice, Plan, Profile, base_bytes, floor_bytes
 from thinwire.memory.execute import Executor
-from thinwire.memory.offload import Courier, slow_bytes
-from thinwire.memory.plan import compare, evaluate
-from thinwire.memory.space import base_bytes, floor_bytes
-from thinwire.memory.tier import FileTier
+from thinwire.memory.offload import OffloadThread, slow_bytes
+from thinwire.memory.plan import compare_strategies, predict
+from thinwire.memory.slow_memory import FileMemory
 from thinwire.model.cut import cut_layers
 from thinwire.model.ends import Context
 from thinwire.model.stage import PLAIN, build_stage
@@ -117,8 +116,8 @@ class Bench:
         config = timing_config()
         ids = torch.randint(0, config.model.vocabulary, (2, config.model.context + 1))
         if nap:
-            blocks = tuple(Block(str(index), NAP_SECONDS, 2 * NAP_SECONDS, NAP_BYTES, 4) for index in range(BLOCKS))
-            return cls(NappingStage(), Profile(blocks, Tier(1.0, 1.0, False), 0, 0, MICROBATCHES), ids, torch.zeros(1))
+            blocks = tuple(BlockCost(str(index), NAP_SECONDS, 2 * NAP_SECONDS, NAP_BYTES, 4) for index in range(BLOCKS))
+            return cls(NappingStage(), Profile(blocks, Bandwidth(1.0, 1.0, False), 0, 0, MICROBATCHES), ids, torch.zeros(1))
         codec = build_codec(config)
         stage = build_stage(config.model, cut_layers(config.model.layers, 2, config.pipeline.split), 0, codec, 0)
         profile = manage.measure(stage, codec, config, folder)
@@ -149,8 +148,8 @@ class Bench:
 def time_rate(bench: Bench, rate: float, rounds: int, folder: Path) -> dict[str, Any]:
     """Run all strategies with slow memory of one rate; return measured and simulated seconds of a step."""
     speed = rate * bench.unit
-    profile = replace(bench.profile, tier=Tier(speed, speed, duplex=False))
-    plans = {name: plan for name, plan in compare(profile, bench.budget).items() if name in STRATEGIES and plan is not None}
+    profile = replace(bench.profile, bandwidth=Bandwidth(speed, speed, duplex=False))
+    plans = {name: plan for name, plan in compare_strategies(profile, bench.budget).items() if name in STRATEGIES and plan is not None}
     seconds: dict[str, list[float]] = {name: [] for name in ("plain", *plans)}
     with ExitStack() as stack:
         executors: dict[str, Executor | None] = {"plain": None}
@@ -162,7 +161,7 @@ def time_rate(bench: Bench, rate: float, rounds: int, folder: Path) -> dict[str,
                 taken = bench.step(chosen)
                 seconds[name] += [taken] if number else []  # the first round warms up
         for name, chosen in executors.items():
-            assert chosen is None or chosen.courier.counted_peak <= chosen.courier.peak <= chosen.courier.room, name
+            assert chosen is None or chosen.offload.counted_peak <= chosen.offload.peak <= chosen.offload.room, name
     rows = {
         name: {
             "choices": "".join(choice[0] for choice in plan.choices),
@@ -180,9 +179,9 @@ def time_rate(bench: Bench, rate: float, rounds: int, folder: Path) -> dict[str,
 def follow(bench: Bench, profile: Profile, plan: Plan, speed: float, folder: Path) -> Executor:
     """Make the executor of a plan over slow memory of a rate."""
     size = slow_bytes(profile.blocks, plan.choices, 1)
-    tier = FileTier(folder, size, speed) if size else None
-    courier = Courier(profile.blocks, plan.choices, bench.budget - base_bytes(profile, 1), 1, tier)
-    return Executor(bench.stage, courier, MICROBATCHES)
+    slow = FileMemory(folder, size, speed) if size else None
+    offload = OffloadThread(profile.blocks, plan.choices, bench.budget - base_bytes(profile, 1), 1, slow)
+    return Executor(bench.stage, offload, MICROBATCHES)
 
 
 def run_times(rounds: int, folder: Path, nap: bool, console: Console) -> None:
@@ -228,7 +227,7 @@ def recompute_first(profile: Profile, budget: int) -> Plan:
     count, room = len(profile.blocks), budget - base_bytes(profile, 1)
     shapes: list[tuple[Choice, ...]] = [("recompute",) * first + ("keep",) * (count - first) for first in range(count + 1)]
     choices = next(choices for choices in shapes if floor_bytes(profile.blocks, choices) <= room)
-    plan = evaluate(profile, choices, 1, budget)
+    plan = predict(profile, choices, 1, budget)
     assert plan is not None
     return plan
 
@@ -253,7 +252,7 @@ def train_within(share: float, planner: str, folder: str) -> dict[str, Any]:
             pipeline.step(batch, step, 0)
             optimizer.step(1.0, 1.0)
         peak = status("VmHWM") - before
-        counted = pipeline.memory.stages[0].executor.courier.counted_peak
+        counted = pipeline.memory.stages[0].executor.offload.counted_peak
     there = profile.kinds["parameters"] + profile.kinds["basis and fixed table"]  # before the first step already
     return {
         "share": share,

@@ -12,7 +12,7 @@ from rich.console import Console
 from memory.made import UNIT, equal
 from thinwire.cli import main as cli
 from thinwire.cli.memory import parse_memory, report, wanted_depth
-from thinwire.memory.plan import compare
+from thinwire.memory.plan import compare_strategies
 from thinwire.memory.show import kinds, memory_bar, sentence, time_line
 from thinwire.memory.simulate import simulate
 
@@ -25,7 +25,7 @@ BUDGET = "4.1KB"
 def seen(monkeypatch) -> list:
     """Give every stage the made profile; collect for which stage and settings it was asked."""
     calls = []
-    module = types.ModuleType("thinwire.memory.profile")
+    module = types.ModuleType("thinwire.memory.measure")
     module.profile_stage = lambda config, index, device: calls.append((config, index)) or PROFILE
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("COLUMNS", "100")
@@ -43,7 +43,7 @@ def test_the_plan_is_printed_with_peak_and_slow_down(seen, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     for part in ("Stage 2 of 4", "budget 4.1KB", "recompute", "wire buffers", "gradients", "does not fit", "Time line of 2 microbatches"):
         assert part in printed
-    plan = compare(PROFILE, 4100)["hybrid"]
+    plan = compare_strategies(PROFILE, 4100)["hybrid"]
     assert sentence(plan, 4100) in printed and f"slow-down {plan.seconds / plan.ideal_seconds:.2f}x" in printed
     assert "smallest budget is 2.01 KB" in printed
 
@@ -120,7 +120,7 @@ def test_the_wanted_depth_is_the_pipelines():
 
 
 def test_kinds_add_up_to_the_peak():
-    plan = compare(PROFILE, 4100)["hybrid"]
+    plan = compare_strategies(PROFILE, 4100)["hybrid"]
     parts = kinds(PROFILE, plan)
     assert sum(parts.values()) == plan.peak_bytes and parts["wire buffers"] == 10 * plan.in_flight
     unnamed = dataclasses.replace(PROFILE, kinds={"parameters": 400})

@@ -12,8 +12,7 @@ from faults import inject
 from thinwire.cluster.membership import Membership
 from thinwire.cluster.supervisor import Say, run_workers
 from thinwire.memory import manage
-from thinwire.memory.blocks import Plan, Profile
-from thinwire.memory.space import base_bytes, floor_bytes
+from thinwire.memory.blocks import Plan, Profile, base_bytes, floor_bytes
 from thinwire.run.settings import parse_train
 from thinwire.run.stop import Stop
 

@@ -12,18 +12,17 @@ from torch import Tensor
 from helpers import TINY, random_ids
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
-from thinwire.memory.blocks import Choice, Profile, Tier
+from thinwire.memory.blocks import Bandwidth, Choice, Profile, floor_bytes
 from thinwire.memory.execute import Executor
-from thinwire.memory.offload import Courier, slow_bytes
-from thinwire.memory.profile import measure_stage
-from thinwire.memory.space import floor_bytes
-from thinwire.memory.tier import FileTier
+from thinwire.memory.measure import measure_stage
+from thinwire.memory.offload import OffloadThread, slow_bytes
+from thinwire.memory.slow_memory import FileMemory
 from thinwire.model.cut import cut_layers
 from thinwire.model.ends import Context
 from thinwire.model.stage import Stage, build_stage
 from thinwire.pipeline.inprocess import build_codec
 
-FAST = Tier(1e9, 1e9, duplex=False)
+FAST = Bandwidth(1e9, 1e9, duplex=False)
 PLANS: dict[str, tuple[Choice, ...]] = {
     "all keep": ("keep",) * 4,
     "all offload": ("offload",) * 4,
@@ -64,8 +63,8 @@ class Limited:
         blocks = self.profile.blocks
         size = slow_bytes(blocks, choices, in_flight)
         room = floor_bytes(blocks, choices, in_flight) if room is None else room
-        courier = Courier(blocks, choices, room, in_flight, FileTier(folder, size) if size else None)
-        self.stage.runner = Executor(self.stage, courier, microbatches)
+        offload = OffloadThread(blocks, choices, room, in_flight, FileMemory(folder, size) if size else None)
+        self.stage.runner = Executor(self.stage, offload, microbatches)
         return self.stage.runner
 
     def forward(self, number: int) -> Tensor:

@@ -11,7 +11,7 @@ from patience import HANG
 
 CODE = """
 import torch
-from thinwire.memory.allocator import return_freed_memory
+from thinwire.memory.measure import return_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -105,7 +105,7 @@ def test_four_workers_follow_any_plan(config, plain, tmp_path, plan, noise):
 
 
 def test_a_lost_stage_is_replaced_within_its_budget(config, plain, tmp_path):
-    """Survivors give a step up with parcels on their way; the replaced one measures and plans anew."""
+    """Survivors give a step up with saved tensors on their way; the replaced one measures and plans anew."""
     words = (*FOUR, "--train.steps", "6", "--model.dropout", "0.1")
     usual = plain(*words)
     faults = (Fault(1, "backward", 11), Fault(2, "forward", 20))

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from memory.limited import EVERY_PLAN, PLANS, Limited, same, tiny
-from thinwire.memory.blocks import Choice
-from thinwire.memory.profile import observe
-from thinwire.memory.space import floor_bytes
+from thinwire.memory.blocks import Choice, floor_bytes
+from thinwire.memory.measure import observe
 
 CASES = {
     "dense": tiny(),
@@ -40,11 +39,11 @@ def test_gradients_are_those_of_the_plain_run(tmp_path, name):
 
 def within(limited: Limited, executor, choices, in_flight: int) -> None:
     """Check what was counted, and that nothing is left."""
-    courier = executor.courier
-    assert courier.counted_peak <= courier.peak <= floor_bytes(limited.profile.blocks, choices, in_flight)
-    assert courier.counted == courier.used == 0
+    offload = executor.offload
+    assert offload.counted_peak <= offload.peak <= floor_bytes(limited.profile.blocks, choices, in_flight)
+    assert offload.counted == offload.used == 0
     offloaded = choices.count("offload")
-    assert sum(map(len, courier._places)) == in_flight * offloaded  # every place in the slow tier is free again
+    assert sum(map(len, offload._places)) == in_flight * offloaded  # every place in the slow memory is free again
 
 
 @pytest.mark.parametrize(("order", "in_flight"), [("FFBFBB", 2), ("FFFBBB", 3), ("FBFBFB", 1)])
@@ -75,9 +74,9 @@ def test_all_keep_holds_the_sum_of_all_blocks(tmp_path):
     limited = Limited(tiny())
     executor = limited.obey(PLANS["all keep"], tmp_path)
     limited.gradients()
-    assert executor.courier.peak == sum(block.all_bytes for block in limited.profile.blocks)
+    assert executor.offload.peak == sum(block.all_bytes for block in limited.profile.blocks)
     found = observe(limited.stage, limited.codec, limited.config, 2).found
-    assert executor.courier.counted_peak == sum(each.saved_bytes + each.input_bytes for each in found)  # a dense block keeps its input
+    assert executor.offload.counted_peak == sum(each.saved_bytes + each.input_bytes for each in found)  # a dense block keeps its input
 
 
 def test_a_shared_storage_counts_once_and_parameters_do_not(tmp_path):
@@ -97,7 +96,7 @@ def test_more_room_is_used_and_less_is_waited_for(tmp_path):
     executor = limited.obey(choices, tmp_path, room=10**9)
     plain = limited.gradients()
     executor.close()
-    assert executor.courier.peak > floor_bytes(limited.profile.blocks, choices)
+    assert executor.offload.peak > floor_bytes(limited.profile.blocks, choices)
     assert same(limited.gradients(), plain)
 
 
@@ -117,9 +116,9 @@ def test_closing_ends_the_thread_and_lets_the_memory_go(tmp_path):
     limited = Limited(tiny())
     executor = limited.obey(PLANS["all offload"], tmp_path)
     limited.gradients("F")
-    parcels = [piece for parcel in executor._alive[0].parcels for piece in parcel.pieces]
+    storages = [storage for saved in executor._alive[0].saved for storage in saved.storages]
     assert threading.active_count() == threads + 1
-    del parcels
+    del storages
     executor.close()
     assert threading.active_count() == threads and limited.stage.runner is not executor
     gc.collect()
@@ -142,4 +141,4 @@ def test_evaluation_runs_plainly(tmp_path):
     executor = limited.obey(PLANS["all recompute"], tmp_path, room=0)
     with torch.no_grad():
         assert torch.equal(limited.forward(0), plain)
-    assert executor.courier.peak == 0
+    assert executor.offload.peak == 0

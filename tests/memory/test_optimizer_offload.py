@@ -17,12 +17,10 @@ from runs import train
 from thinwire.checkpoint import weights_sha256
 from thinwire.config.sections import RunConfig
 from thinwire.memory import manage
-from thinwire.memory.blocks import Plan, Profile, alike
-from thinwire.memory.live import Live
-from thinwire.memory.optimizer_offload import worth_moving
+from thinwire.memory.account import Live, scratch_bytes
+from thinwire.memory.blocks import Plan, Profile, alike, base_bytes, floor_bytes
+from thinwire.memory.offload import worth_moving
 from thinwire.memory.plan import make_plan, minimum
-from thinwire.memory.space import base_bytes, floor_bytes
-from thinwire.memory.update import scratch_bytes
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline.inprocess import Pipeline, build_pipeline
 
@@ -64,7 +62,7 @@ def test_the_same_weights_and_state(tmp_path, codec, kind):
     assert resident(after) < 0.2 * whole  # what is small stays
     assert weights_sha256(out.stages) == weights_sha256(plain.stages)
     out.memory.close()
-    assert resident(after) == whole and all(optimizer.shelf is None for optimizer in after)
+    assert resident(after) == whole and all(optimizer.offload is None for optimizer in after)
     for mine, theirs in zip(before, after, strict=True):
         one, two = mine.state_tensors(), theirs.state_tensors()
         assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)

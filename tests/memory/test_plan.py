@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from memory.made import UNIT, arbitrary, equal
-from thinwire.memory.blocks import CHOICES, Block, Profile, Tier
-from thinwire.memory.plan import STRATEGIES, bubble_seconds, compare, evaluate, make_plan, minimum
+from thinwire.memory.blocks import CHOICES, Bandwidth, BlockCost, Profile
+from thinwire.memory.plan import STRATEGIES, bubble_seconds, compare_strategies, make_plan, minimum, predict
 from thinwire.memory.search import Search
 from thinwire.memory.simulate import simulate
 from thinwire.util.sizes import read_size
@@ -27,7 +27,7 @@ TABLE = {
 
 @pytest.mark.parametrize("bandwidth", TABLE)
 def test_the_table(bandwidth):
-    plans = compare(equal(bandwidth), 4 * UNIT)
+    plans = compare_strategies(equal(bandwidth), 4 * UNIT)
     assert plans.pop("keep all") is None
     *times, choices = TABLE[bandwidth]
     assert [round(plan.seconds, 1) for plan in plans.values()] == times
@@ -67,7 +67,7 @@ def test_no_strategy_beats_the_hybrid_on_random_profiles():
     for seed in range(200):
         profile = arbitrary(seed)
         budget = int(minimum(profile) * (1 + seed % 5 / 4))
-        plans = compare(profile, budget, depth=1 + seed % 3)
+        plans = compare_strategies(profile, budget, depth=1 + seed % 3)
         hybrid = plans["hybrid"]
         assert hybrid is not None and hybrid.peak_bytes <= budget
         assert all(hybrid.seconds <= plan.seconds for plan in plans.values() if plan), seed
@@ -80,7 +80,7 @@ def test_few_blocks_get_the_best_of_all_plans():
         profile = arbitrary(seed, most=5)
         budget, depth = int(minimum(profile) * 1.2), 2
         every = product(product(CHOICES, repeat=len(profile.blocks)), range(1, min(depth, profile.microbatches) + 1))
-        times = [plan.seconds for choices, in_flight in every if (plan := evaluate(profile, choices, in_flight, budget, depth))]
+        times = [plan.seconds for choices, in_flight in every if (plan := predict(profile, choices, in_flight, budget, depth))]
         assert make_plan(profile, budget, depth).seconds <= min(times) * (1 + 1e-9), seed
 
 
@@ -94,7 +94,7 @@ def test_no_plan_beats_its_lower_bound():
 
 def test_many_blocks_are_searched_locally_and_always_the_same_way():
     profile = equal(0.34, blocks=14)
-    plans = compare(profile, 5 * UNIT)
+    plans = compare_strategies(profile, 5 * UNIT)
     assert all(plans["hybrid"].seconds <= plan.seconds for plan in plans.values() if plan)
     assert plans["hybrid"].seconds < 1.2 * plans["hybrid"].ideal_seconds
     assert make_plan(profile, 5 * UNIT) == plans["hybrid"]
@@ -113,8 +113,8 @@ def test_fewer_microbatches_in_flight_cost_what_the_pipeline_waits():
     plan = make_plan(profile, 4 * UNIT, depth=2)
     assert plan.in_flight == 2 and plan.seconds < 96 and "recompute" in plan.choices
     # Two whole microbatches fit. A third needs the large block recomputed, which takes longer than the pipeline waits.
-    blocks = (Block("large", 10.0, 0.1, 3 * UNIT, 0), Block("small", 0.1, 0.1, UNIT, 0))
-    plan = make_plan(Profile(blocks, Tier(1.0, 1.0, False), 0, 0, 6), 8 * UNIT, depth=3)
+    blocks = (BlockCost("large", 10.0, 0.1, 3 * UNIT, 0), BlockCost("small", 0.1, 0.1, UNIT, 0))
+    plan = make_plan(Profile(blocks, Bandwidth(1.0, 1.0, False), 0, 0, 6), 8 * UNIT, depth=3)
     assert (plan.in_flight, plan.choices) == (2, ("keep", "keep")) and plan.seconds == pytest.approx(1.5 * plan.ideal_seconds)
 
 
@@ -128,8 +128,8 @@ def test_the_minimum_is_met_and_a_byte_less_is_refused_with_it():
 
 
 def test_the_refusal_says_what_to_do():
-    blocks = (Block("layer 3", 1.0, 1.0, 299_000_000, 1_000_000),)
-    profile = Profile(blocks, Tier(1e9, 1e9, False), 123_456_789, 0, 4, kinds={"parameters": 100_000_000, "gradients": 23_456_789})
+    blocks = (BlockCost("layer 3", 1.0, 1.0, 299_000_000, 1_000_000),)
+    profile = Profile(blocks, Bandwidth(1e9, 1e9, False), 123_456_789, 0, 4, kinds={"parameters": 100_000_000, "gradients": 23_456_789})
     with pytest.raises(ValueError) as refused:
         make_plan(profile, read_size("200MB"))
     message = str(refused.value)
@@ -148,14 +148,14 @@ def test_the_refusal_says_what_to_do():
 
 
 def test_without_slow_memory_the_minimum_keeps_all_inputs():
-    blocks = tuple(Block(str(index), 1.0, 2.0, 100, 10) for index in range(4))
-    profile = Profile(blocks, Tier(0.0, 0.0, False), 0, 0, 1)
+    blocks = tuple(BlockCost(str(index), 1.0, 2.0, 100, 10) for index in range(4))
+    profile = Profile(blocks, Bandwidth(0.0, 0.0, False), 0, 0, 1)
     assert minimum(profile) == 140
     plan = make_plan(profile, 140)
     assert plan.choices.count("recompute") >= 3 and "offload" not in plan.choices
 
 
 def test_strategies_that_do_not_fit_are_absent():
-    plans = compare(equal(1.0, blocks=4), 2 * UNIT)
+    plans = compare_strategies(equal(1.0, blocks=4), 2 * UNIT)
     assert list(plans) == list(STRATEGIES) and plans["keep all"] is None
     assert plans["capacity only"].choices == ("offload", "offload", "keep", "keep")

@@ -6,10 +6,9 @@ import random
 from itertools import pairwise
 
 from memory.made import UNIT, arbitrary, equal
-from thinwire.memory.blocks import CHOICES, Block, Profile, Tier
-from thinwire.memory.simulate import Event, Timeline, compute_order, simulate
-from thinwire.memory.space import base_bytes, floor_bytes, reserve
-from thinwire.pipeline import schedule
+from thinwire.memory.blocks import CHOICES, Bandwidth, BlockCost, Profile, base_bytes, floor_bytes, reserve
+from thinwire.memory.simulate import Event, Timeline, block_order, simulate
+from thinwire.pipeline.order import compute_order
 
 SEEDS = range(150)
 
@@ -37,15 +36,15 @@ def of(line: Timeline, *kinds: str) -> list[Event]:
 
 def test_the_order_of_computation_is_the_pipelines():
     for in_flight, microbatches in ((1, 1), (1, 3), (3, 3), (2, 5)):
-        mine = [(forward, microbatch) for forward, microbatch, block in compute_order(2, in_flight, microbatches) if block == 0]
-        assert mine == [(kind == "F", index) for kind, index in schedule.compute_order(in_flight, microbatches)]
+        mine = [(forward, microbatch) for forward, microbatch, block in block_order(2, in_flight, microbatches) if block == 0]
+        assert mine == [(kind == "F", index) for kind, index in compute_order(in_flight, microbatches)]
 
 
 def test_each_engine_does_one_thing_at_a_time():
     for seed in SEEDS:
         profile, _, _, line = ran(seed)
         engines = [of(line, "forward", "recompute", "backward")]
-        engines += [of(line, "out"), of(line, "in")] if profile.tier.duplex else [of(line, "out", "in")]
+        engines += [of(line, "out"), of(line, "in")] if profile.bandwidth.duplex else [of(line, "out", "in")]
         for events in engines:
             assert all(before.end <= after.start for before, after in pairwise(events))
         assert line.seconds == of(line, "backward")[-1].end
@@ -149,11 +148,11 @@ def test_keeping_all_holds_all_bytes_of_every_microbatch_in_flight():
 
 
 def test_inputs_of_recomputed_blocks_stay():
-    blocks = tuple(Block(str(index), 1.0, 2.0, 100, 10) for index in range(4))
-    line = simulate(Profile(blocks, Tier(0, 0, False), 7, 3, 1), ("recompute",) * 4, 1, 10**9)
+    blocks = tuple(BlockCost(str(index), 1.0, 2.0, 100, 10) for index in range(4))
+    line = simulate(Profile(blocks, Bandwidth(0, 0, False), 7, 3, 1), ("recompute",) * 4, 1, 10**9)
     assert line is not None and line.peak_bytes == 7 + 3 + 4 * 10 + 100
 
 
 def test_without_slow_memory_offload_is_stuck():
-    profile = Profile(equal(1.0).blocks, Tier(0.0, 0.0, False), 0, 0, 1)
+    profile = Profile(equal(1.0).blocks, Bandwidth(0.0, 0.0, False), 0, 0, 1)
     assert simulate(profile, ("offload",) * 10, 1, 10**9) is None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.pipeline.schedule import compute_order, depths
+from thinwire.pipeline.order import compute_order
+from thinwire.pipeline.schedule import depths
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 5, 16])

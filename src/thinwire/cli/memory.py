@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 from thinwire.config.profiles import find_profile
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import load_config
-from thinwire.memory.blocks import Plan, Profile
-from thinwire.memory.picture import check_picture, draw
+from thinwire.memory.blocks import Plan, Profile, base_bytes
 from thinwire.memory.simulate import Timeline
-from thinwire.memory.space import base_bytes
 from thinwire.run.check import check
 from thinwire.run.settings import DEFAULT_CONFIG, parse, resolve, scan
 from thinwire.util.sizes import read_size
@@ -64,6 +62,8 @@ def parse_memory(argv: list[str]) -> MemoryCommand:
         from thinwire.pipeline.schedule import check_bounded  # not at the top: it imports torch
 
         check_bounded(config.pipeline.schedule)
+    from thinwire.memory.show import check_picture  # not at the top: --help answers without rich's tables
+
     return MemoryCommand(config=resolve(config), stage=mine.stage, picture=mine.picture and check_picture(mine.picture))
 
 
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
     import torch  # not at the top: --help answers without it
     from rich.console import Console
 
-    from thinwire.memory.profile import profile_stage
+    from thinwire.memory.measure import profile_stage
     from thinwire.pipeline.device import choose_device
 
     config = command.config
@@ -103,25 +103,25 @@ def main(argv: list[str]) -> None:
 
 def report(command: MemoryCommand, profile: Profile, console: Console) -> None:
     """Plan for a profile, print what came out, and draw it if a picture is wanted."""
-    from thinwire.memory.plan import compare, refusal
-    from thinwire.memory.show import short_line, show
+    from thinwire.memory.plan import compare_strategies, refusal
+    from thinwire.memory.show import short_line, show_plan
 
     depth = wanted_depth(command.config, command.stage, profile)
     text = command.config.memory.budget
     budget = whole_bytes(profile, depth) if text is None else read_size(text)
-    plans = compare(profile, budget, depth)
+    plans = compare_strategies(profile, budget, depth)
     if (plan := plans["hybrid"]) is None:
         raise ValueError(refusal(profile, budget))
     heading = f"Stage {command.stage} of {command.config.pipeline.stages}, {profile.microbatches} microbatches a step; "
     heading += "no budget: everything is kept" if text is None else f"budget {text}"
-    tier = profile.tier
-    heading += f"; slow memory takes {tier.out_bytes_per_second / 1e6:,.0f} and gives {tier.in_bytes_per_second / 1e6:,.0f} MB/s"
+    bandwidth = profile.bandwidth
+    heading += f"; slow memory takes {bandwidth.out_bytes_per_second / 1e6:,.0f} and gives {bandwidth.in_bytes_per_second / 1e6:,.0f} MB/s"
     console.print(heading, highlight=False, markup=False)
     if plan.optimizer_out:
         console.print(
             f"The optimizer state, {profile.optimizer_bytes / 1e6:,.1f} MB, lies in slow memory between updates.", highlight=False
         )
-    show(profile, plans, budget, console)
+    show_plan(profile, plans, budget, console)
     if command.picture is not None:
         profile = profile.under(plan)
         said = picture(profile, plan, short_line(profile, plan, budget), budget, command.picture)
@@ -135,8 +135,10 @@ def whole_bytes(profile: Profile, depth: int) -> int:
 
 def picture(profile: Profile, plan: Plan, line: Timeline, budget: int, path: Path) -> str:
     """Draw the time line if matplotlib is there; return what to say about it."""
+    from thinwire.memory.show import draw_timeline
+
     try:
-        draw(profile, plan, line, budget, path)
+        draw_timeline(profile, plan, line, budget, path)
     except ModuleNotFoundError as error:
         install = "in the checkout: pip install -c constraints.txt -e '.[plot]'"
         return f"no picture: {error.name} is not installed; {install}, then give the same command again"

@@ -1,12 +1,13 @@
-"""What the planner knows of a stage and what it decides: blocks, the slow tier, the profile, the plan. Free of torch.
+"""What the planner knows of a stage and what it decides: the cost of each block, the profile, the plan, and their bytes. Free of torch.
 
-Times are seconds and sizes are bytes of one microbatch, as measured by `profile.py`; `plan.py` makes plans of them and `execute.py`
-follows those. A block is one layer of the stage, in forward order.
+Times are seconds and sizes are bytes of one microbatch, as measured by `measure.py`; `plan.py` makes plans of them and `execute.py`
+follows those. A block is one layer of the stage, in forward order. The simulator and the offload thread both ask here for the space that
+a plan needs, so that they give the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -16,7 +17,7 @@ CHOICES: Choices = get_args(Choice)
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockCost:
     """A layer of a stage: what its forward and backward cost for one microbatch."""
 
     name: str
@@ -39,8 +40,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Tier:
-    """The slow memory and the path to it, used by one copy thread."""
+class Bandwidth:
+    """How fast one thread copies to slow memory and back."""
 
     out_bytes_per_second: float
     in_bytes_per_second: float
@@ -57,8 +58,8 @@ class Tier:
 class Profile:
     """One stage as it was measured."""
 
-    blocks: tuple[Block, ...]
-    tier: Tier
+    blocks: tuple[BlockCost, ...]
+    bandwidth: Bandwidth
     fixed_bytes: int
     """Everything that is always there: parameters, gradients, optimizer state, buffers, basis and fixed table."""
     payload_bytes: int
@@ -117,3 +118,35 @@ class Plan:
 def alike(choice: Choice, count: int) -> Choices:
     """Return the same choice for so many blocks."""
     return (choice,) * count
+
+
+def floor_bytes(blocks: Sequence[BlockCost], choices: Sequence[Choice], in_flight: int = 1) -> int:
+    """Return the fewest bytes of activations with which a plan gets through a step: everything offloaded has left."""
+    resting = [block.resting_bytes(choice) for block, choice in zip(blocks, choices, strict=True)]
+    below = peak = 0
+    for block, rests in zip(blocks, resting, strict=True):
+        # In forward as in backward the block at work has all its bytes, those before it in the stage rest.
+        peak = max(peak, below + block.all_bytes)
+        below += rests
+    return peak + (in_flight - 1) * below
+
+
+def base_bytes(profile: Profile, in_flight: int) -> int:
+    """Return what is there besides activations."""
+    return profile.fixed_bytes + profile.payload_bytes * in_flight
+
+
+def reserve(blocks: Sequence[BlockCost], choices: Sequence[Choice], working: int, started: bool, wanted: int) -> int:
+    """Return what a prefetch of block `wanted` must leave free, so that every recompute before it finds its slot.
+
+    Backward is at block `working`; `started` says whether that block has its space already. Without this rule prefetches could take all
+    the space, and a recompute would wait for ever.
+    """
+    needed = released = 0
+    for index in range(working, wanted, -1):
+        block, choice = blocks[index], choices[index]
+        waiting = choice == "recompute" and not (started and index == working)
+        if waiting:
+            needed = max(needed, block.saved_bytes - released)
+        released += block.input_bytes if waiting else block.all_bytes
+    return needed

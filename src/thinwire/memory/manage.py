@@ -15,15 +15,12 @@ from typing import Any
 from thinwire.codecs.base import Codec
 from thinwire.config.sections import RunConfig
 from thinwire.memory.account import tensor_bytes, wire_of
-from thinwire.memory.allocator import return_freed_memory
-from thinwire.memory.blocks import Block, Choice, Plan, Profile
+from thinwire.memory.blocks import BlockCost, Choice, Plan, Profile, base_bytes
 from thinwire.memory.execute import Executor, block_names
-from thinwire.memory.offload import Courier, slow_bytes
-from thinwire.memory.optimizer_offload import Shelf, shelf_bytes, worth_moving
+from thinwire.memory.measure import measure_stage, return_freed_memory, slow_folder
+from thinwire.memory.offload import OffloadThread, OptimizerOffload, slow_bytes, worth_moving
 from thinwire.memory.plan import make_plan
-from thinwire.memory.profile import measure_stage, slow_folder
-from thinwire.memory.space import base_bytes
-from thinwire.memory.tier import lies_in_memory, measure_tier, open_tier
+from thinwire.memory.slow_memory import aligned, lies_in_memory, measure_bandwidth, open_slow_memory
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.sizes import read_size
@@ -39,16 +36,16 @@ class StageMemory:
         profile: Profile | None = None,
         plan: Plan | None = None,
         budget: int = 0,
-        shelf: Shelf | None = None,
+        state_offload: OptimizerOffload | None = None,
     ) -> None:
         self.executor, self.wire_bytes, self.profile, self.plan, self.budget = executor, wire_bytes, profile, plan, budget
-        self.shelf = shelf
+        self.state_offload = state_offload
         self.optimizer: StageOptimizer | None = None
         self._steps = 0
 
     def adopt(self, optimizer: StageOptimizer) -> None:
         """Keep the state of this optimizer in slow memory between updates, if the plan says so."""
-        self.optimizer, optimizer.shelf = optimizer, self.shelf
+        self.optimizer, optimizer.offload = optimizer, self.state_offload
 
     def begin(self) -> None:
         """Begin a step."""
@@ -62,21 +59,21 @@ class StageMemory:
 
     def close(self) -> None:
         """Bring optimizer state back into memory, give slow memory back and end the thread."""
-        if self.optimizer is not None and self.optimizer.shelf is not None:
+        if self.optimizer is not None and self.optimizer.offload is not None:
             with suppress(ValueError):  # the disk has failed, and whoever needs the state will hear of it
                 self.optimizer.state_tensors()
-                self.optimizer.shelf = None
+                self.optimizer.offload = None
         self.executor.close()
 
     def peaks(self, optimizer: StageOptimizer) -> dict[str, Any]:
         """Return the peak of each kind in bytes, and with a budget what was planned."""
-        stage, courier = self.executor.stage, self.executor.courier
+        stage, offload = self.executor.stage, self.executor.offload
         parameters = tensor_bytes(list(stage.parameters()))
         kinds = {
             "parameters": parameters,
             "gradients": parameters,
             "optimizer": sum(map(sum, optimizer.state_sizes())),
-            "activations": courier.counted_peak,
+            "activations": offload.counted_peak,
             "wire_buffers": self.wire_bytes,
             "basis_and_fixed_table": tensor_bytes(list(stage.buffers())),
         }
@@ -85,7 +82,7 @@ class StageMemory:
         kinds["working_memory"] = self.profile.kinds["working memory"]
         away = kinds["optimizer"] - self.profile.kinds["optimizer"] if self.plan.optimizer_out else 0
         peak = max(self.plan.between_bytes, sum(kinds.values()) - away)
-        planned = {"planned_peak": self.plan.most_bytes, "choices": list(self.plan.choices), "in_flight": courier.in_flight}
+        planned = {"planned_peak": self.plan.most_bytes, "choices": list(self.plan.choices), "in_flight": offload.in_flight}
         return kinds | {"peak": peak, "budget": self.budget, **planned, "optimizer_out": self.plan.optimizer_out}
 
 
@@ -125,7 +122,7 @@ def measure(stage: Stage, codec: Codec, config: RunConfig, run: Path) -> Profile
     """Measure a stage of a run that has a budget."""
     return_freed_memory()  # first, for what is measured is to be what is run
     device = stage.cosine_TS.device
-    return measure_stage(stage, codec, config, measure_tier(device, slow_folder(config, run)))
+    return measure_stage(stage, codec, config, measure_bandwidth(device, slow_folder(config, run)))
 
 
 def plan_for(profile: Profile, config: RunConfig, depth: int) -> Plan:
@@ -141,7 +138,7 @@ def limit(stage: Stage, codec: Codec, config: RunConfig, profile: Profile, plan:
     budget, device, profile = read_size(config.memory.budget), stage.cosine_TS.device, profile.under(plan)
     activations = slow_bytes(profile.blocks, plan.choices, in_flight)
     states = StageOptimizer(stage, config.train).state_sizes() if plan.optimizer_out else []
-    size = activations + shelf_bytes(worth_moving(states))
+    size = activations + sum(map(aligned, worth_moving(states)))
     folder = slow_folder(config, run)
     if size and device.type == "cpu" and lies_in_memory(folder):
         print(
@@ -150,18 +147,18 @@ def limit(stage: Stage, codec: Codec, config: RunConfig, profile: Profile, plan:
             file=sys.stderr,
             flush=True,
         )
-    tier = open_tier(device, folder, size) if size else None
-    courier = Courier(profile.blocks, plan.choices, budget - base_bytes(profile, in_flight), in_flight, tier)
-    stage.runner = executor = Executor(stage, courier, config.pipeline.microbatches)
-    shelf = Shelf(courier, activations) if plan.optimizer_out else None
-    return StageMemory(executor, wire_bytes(stage, codec, config, in_flight), profile, plan, budget, shelf)
+    slow = open_slow_memory(device, folder, size) if size else None
+    offload = OffloadThread(profile.blocks, plan.choices, budget - base_bytes(profile, in_flight), in_flight, slow)
+    stage.runner = executor = Executor(stage, offload, config.pipeline.microbatches)
+    state_offload = OptimizerOffload(offload, activations) if plan.optimizer_out else None
+    return StageMemory(executor, wire_bytes(stage, codec, config, in_flight), profile, plan, budget, state_offload)
 
 
 def watch(stage: Stage, codec: Codec, config: RunConfig, in_flight: int) -> StageMemory:
     """Let a stage run as it is and count what autograd keeps."""
-    blocks = [Block(name, 0.0, 0.0, 0, 0) for name in block_names(stage)]
+    blocks = [BlockCost(name, 0.0, 0.0, 0, 0) for name in block_names(stage)]
     choices: list[Choice] = ["keep"] * len(blocks)
-    stage.runner = executor = Executor(stage, Courier(blocks, choices, float("inf"), in_flight), config.pipeline.microbatches)
+    stage.runner = executor = Executor(stage, OffloadThread(blocks, choices, float("inf"), in_flight), config.pipeline.microbatches)
     return StageMemory(executor, wire_bytes(stage, codec, config, in_flight))
 
 

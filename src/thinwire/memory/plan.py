@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from thinwire.memory.blocks import Choice, Choices, Plan, Profile, alike
+from thinwire.memory.blocks import Choice, Choices, Plan, Profile, alike, base_bytes, floor_bytes
 from thinwire.memory.search import Search, rank
-from thinwire.memory.simulate import duration, simulate
-from thinwire.memory.space import base_bytes, floor_bytes
+from thinwire.memory.simulate import copy_seconds, simulate
 from thinwire.util.sizes import write_size
 
 STRATEGIES = ("keep all", "offload all", "recompute all", "capacity only", "hybrid")
@@ -31,7 +30,7 @@ def refusal(profile: Profile, budget: int) -> str:
     largest = max(profile.blocks, key=lambda block: block.all_bytes)
     parts = ", ".join(f"{kind} {write_size(size)}" for kind, size in profile.kinds.items())
     movable = f", of which {write_size(profile.optimizer_bytes)} can lie in slow memory" if profile.optimizer_bytes else ""
-    between = profile.slim.between(1) if movable and profile.tier.usable else profile.between(1)
+    between = profile.slim.between(1) if movable and profile.bandwidth.usable else profile.between(1)
     smaller = ", the batch into more microbatches" if between < minimum(profile) else ""
     return (
         f"the memory budget is {write_size(budget)}, this stage needs at least {least}: {write_size(profile.fixed_bytes)} are always there"
@@ -44,11 +43,13 @@ def refusal(profile: Profile, budget: int) -> str:
 def best_plan(profile: Profile, budget: int, depth: int) -> Plan | None:
     """Return the fastest plan, with optimizer state in slow memory only if none fits otherwise; None if none fits at all."""
     plan = fastest(profile, budget, depth)
-    if plan is not None or not profile.optimizer_bytes or not profile.tier.usable:
+    if plan is not None or not profile.optimizer_bytes or not profile.bandwidth.usable:
         return plan
     plan = fastest(profile.slim, budget, depth)
-    rates = profile.tier.out_bytes_per_second, profile.tier.in_bytes_per_second
-    return plan and replace(plan, optimizer_out=True, seconds=plan.seconds + sum(duration(profile.optimizer_bytes, rate) for rate in rates))
+    rates = profile.bandwidth.out_bytes_per_second, profile.bandwidth.in_bytes_per_second
+    return plan and replace(
+        plan, optimizer_out=True, seconds=plan.seconds + sum(copy_seconds(profile.optimizer_bytes, rate) for rate in rates)
+    )
 
 
 def fastest(profile: Profile, budget: int, depth: int) -> Plan | None:
@@ -60,7 +61,7 @@ def fastest(profile: Profile, budget: int, depth: int) -> Plan | None:
             break  # fewer in flight cost more still
         named = [choices for name in STRATEGIES[:-1] if (choices := choices_of(name, profile, in_flight, budget))]
         for choices in {*named, *Search(profile, in_flight, budget).best()}:
-            best = faster(best, evaluate(profile, choices, in_flight, budget, depth))
+            best = faster(best, predict(profile, choices, in_flight, budget, depth))
     return best
 
 
@@ -70,7 +71,7 @@ def faster(first: Plan | None, second: Plan | None) -> Plan | None:
     return min(plans, key=lambda plan: rank(plan.seconds, plan.choices), default=None)
 
 
-def compare(profile: Profile, budget: int, depth: int = 1) -> dict[str, Plan | None]:
+def compare_strategies(profile: Profile, budget: int, depth: int = 1) -> dict[str, Plan | None]:
     """Return the plan of each strategy by its name, None for one that does not fit the budget."""
     found: dict[str, Plan | None] = {}
     for name in STRATEGIES[:-1]:
@@ -78,7 +79,7 @@ def compare(profile: Profile, budget: int, depth: int = 1) -> dict[str, Plan | N
         for in_flight in range(max(1, min(depth, profile.microbatches)), 0, -1):
             choices = choices_of(name, profile, in_flight, budget)
             if choices:
-                found[name] = faster(found[name], evaluate(profile, choices, in_flight, budget, depth))
+                found[name] = faster(found[name], predict(profile, choices, in_flight, budget, depth))
     return found | {"hybrid": best_plan(profile, budget, depth)}
 
 
@@ -102,7 +103,7 @@ def strategy_minimum(profile: Profile, strategy: str) -> int:
     return max(profile.between(1), base_bytes(profile, 1) + floor_bytes(profile.blocks, shapes(strategy, len(profile.blocks))[-1]))
 
 
-def evaluate(profile: Profile, choices: Sequence[Choice], in_flight: int, budget: int, depth: int = 1) -> Plan | None:
+def predict(profile: Profile, choices: Sequence[Choice], in_flight: int, budget: int, depth: int = 1) -> Plan | None:
     """Return what choices cost in a whole step, or None if they do not fit."""
     line = simulate(profile, choices, in_flight, budget)
     between = profile.between(in_flight)
@@ -128,7 +129,7 @@ def bubble_seconds(profile: Profile, in_flight: int, depth: int) -> float:
 
 def minimum(profile: Profile) -> int:
     """Return the smallest budget that any plan meets."""
-    offload = profile.tier.usable
+    offload = profile.bandwidth.usable
     # With offload nothing but the block at work need be there; every plan needs that.
     choices = alike("offload" if offload else "recompute", len(profile.blocks))
     least = base_bytes(profile, 1) + floor_bytes(profile.blocks, choices)

@@ -1,7 +1,7 @@
-"""What one block of one microbatch keeps for its backward: the memory behind the tensors that autograd saves, each piece once.
+"""What one block of one microbatch keeps for its backward: the storages of the tensors that autograd saves, each once.
 
-Autograd hands every tensor it saves to `put` and asks for it again with `take`. Between the two the bytes may have been anywhere: what
-comes back has the same bits in memory of torch's own, at the same place of its storage.
+Autograd hands every tensor it saves to `pack` and asks for it again with `unpack`. Between the two the bytes may have been anywhere:
+what comes back has the same bits in memory of torch's own, at the same place of its storage.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A saved tensor: which piece of which parcel, and how it lies in it."""
+class SavedTensor:
+    """One saved tensor: which storage of its block it views, and how."""
 
-    parcel: Parcel
-    piece: int
+    owner: SavedTensors
+    storage: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
 
-class Parcel:
-    """The pieces of one block; `block` is its number in the stage, -1 for what the stage's ends keep."""
+class SavedTensors:
+    """The saved tensors of one block; `block` is its number in the stage, -1 for what the stage's ends keep."""
 
     def __init__(self, block: int, exempt: AbstractSet[int], count: Callable[[int], None]) -> None:
         """Collect what does not lie at an exempt address, and tell `count` of every byte that comes to it."""
@@ -49,13 +49,13 @@ class Parcel:
         self.state: State = "here"
         self.device = torch.device("cpu")
         self.mark: Any = None
-        """The point in the computation from which on the pieces can be copied."""
-        self.pieces: list[Tensor] = []
+        """The point in the computation from which on the storages can be copied."""
+        self.storages: list[Tensor] = []
         self.sizes: list[int] = []
         self.counted = 0
         """Bytes that stand in the counter for it."""
         self.place: int | None = None
-        """Where its bytes lie in the slow tier."""
+        """Where its bytes lie in slow memory."""
         self._exempt, self._count = exempt, count
         self._known: dict[int, int] = {}
 
@@ -65,29 +65,29 @@ class Parcel:
 
     @property
     def addresses(self) -> AbstractSet[int]:
-        """Return where the pieces lie, until `close`."""
+        """Return where the storages lie, until `close`."""
         return self._known.keys()
 
     def hooks(self) -> saved_tensors_hooks:
-        """Return the context in which autograd hands what it saves to this parcel."""
-        return saved_tensors_hooks(self.put, take)
+        """Return the context in which autograd hands over what it saves."""
+        return saved_tensors_hooks(self.pack, unpack)
 
-    def put(self, tensor: Tensor) -> Saved | Tensor:
+    def pack(self, tensor: Tensor) -> SavedTensor | Tensor:
         """Take a tensor that autograd saves; parameters and what the wire holds are not ours to keep."""
         here = address(tensor)
         if here in self._exempt or tensor.untyped_storage().nbytes() == 0:
             return tensor.detach()  # never the tensor itself: it would hold the graph that holds it
         if here not in self._known:
-            self._known[here] = len(self.pieces)
-            piece = flat_bytes(tensor.detach())
-            self.pieces.append(piece)
-            self.device = piece.device
-            self.sizes.append(len(piece))
-            self.count(len(piece))
-        return Saved(self, self._known[here], tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+            self._known[here] = len(self.storages)
+            storage = flat_bytes(tensor.detach())
+            self.storages.append(storage)
+            self.device = storage.device
+            self.sizes.append(len(storage))
+            self.count(len(storage))
+        return SavedTensor(self, self._known[here], tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def count(self, size: int) -> None:
-        """Enter bytes that are in memory for this parcel, or take them off."""
+        """Enter bytes that are in memory for this block, or take them off."""
         self.counted += size
         self._count(size)
 
@@ -95,17 +95,17 @@ class Parcel:
         """End collecting: from now on an address may come to belong to something else."""
         self._known.clear()
 
-    def let_go(self) -> None:
-        """Drop the pieces."""
-        self.pieces = []
+    def free(self) -> None:
+        """Drop the storages."""
+        self.storages = []
         self.count(-self.counted)
 
 
-def take(saved: Saved | Tensor) -> Tensor:
+def unpack(saved: SavedTensor | Tensor) -> Tensor:
     """Return a saved tensor to autograd."""
     if isinstance(saved, Tensor):
         return saved
-    assert saved.parcel.pieces, "the block's activations are not in memory"
-    piece = saved.parcel.pieces[saved.piece]
-    form = torch.empty(0, dtype=saved.dtype, device=piece.device)
-    return form.set_(piece.untyped_storage(), saved.offset, saved.shape, saved.stride)
+    assert saved.owner.storages, "the block's activations are not in memory"
+    storage = saved.owner.storages[saved.storage]
+    form = torch.empty(0, dtype=saved.dtype, device=storage.device)
+    return form.set_(storage.untyped_storage(), saved.offset, saved.shape, saved.stride)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from thinwire.memory.blocks import CHOICES, Block, Choice, Choices, Profile, alike
-from thinwire.memory.simulate import Machine, compute_order, duration
-from thinwire.memory.space import base_bytes, floor_bytes
+from thinwire.memory.blocks import CHOICES, BlockCost, Choice, Choices, Profile, alike, base_bytes, floor_bytes
+from thinwire.memory.simulate import Machine, block_order, copy_seconds
 
 EXHAUSTIVE = 10
 """Most blocks for which all 3^n plans are looked at."""
@@ -30,7 +29,7 @@ class Search:
         self.room = budget - base_bytes(profile, in_flight)
         # Filled, two in steady state, emptied: what a longer step repeats. One at a time leaves nothing behind: all are alike.
         self.microbatches = 1 if in_flight == 1 else min(profile.microbatches, in_flight + 2)
-        self.order = compute_order(len(profile.blocks), in_flight, self.microbatches)
+        self.order = block_order(len(profile.blocks), in_flight, self.microbatches)
         self.tried: dict[Choices, float] = {}
 
     def seconds(self, choices: Choices, limit: float = math.inf) -> float:
@@ -43,7 +42,7 @@ class Search:
         blocks = self.profile.blocks
         if floor_bytes(blocks, choices, self.in_flight) > self.room:
             return math.inf
-        machine = Machine(blocks, self.profile.tier, choices, self.room)
+        machine = Machine(blocks, self.profile.bandwidth, choices, self.room)
         slack = limit - self.microbatches * compute_seconds(blocks, choices)
         return machine.clock if machine.run(self.order, slack) else math.inf
 
@@ -62,7 +61,7 @@ class Search:
             best = min(best, self.seconds(shape, FAR * best))
         for start in sorted(self.tried, key=lambda choices: rank(self.tried[choices], choices))[:STARTS]:
             current = start
-            while better := next((other for other in neighbours(current) if self.better(other, current)), None):
+            while better := next((other for other in nearby(current) if self.better(other, current)), None):
                 current = better
             best = min(best, self.seconds(current))
         return best
@@ -99,18 +98,18 @@ class Search:
 
     def bound(self, choices: Choices) -> float:
         """Return a time of the short step that the plan cannot beat."""
-        blocks, tier = self.profile.blocks, self.profile.tier
+        blocks, bandwidth = self.profile.blocks, self.profile.bandwidth
         engine = compute_seconds(blocks, choices)
         if "offload" not in choices:
             return self.microbatches * engine
         moved = sum(block.all_bytes for block, choice in zip(blocks, choices, strict=True) if choice == "offload")
-        out, back = duration(moved, tier.out_bytes_per_second), duration(moved, tier.in_bytes_per_second)
+        out, back = copy_seconds(moved, bandwidth.out_bytes_per_second), copy_seconds(moved, bandwidth.in_bytes_per_second)
         forward = sum(block.forward_seconds for block in blocks)
         # All copies in lie inside the backward, and the blocks up to the first offloaded one follow the last copy.
         first = choices.index("offload") + 1
         tail = compute_seconds(blocks[:first], choices[:first]) - sum(block.forward_seconds for block in blocks[:first])
         one = self.turn_seconds(choices, moved) + max(engine - forward, back + tail)
-        return self.microbatches * (one if tier.duplex else max(one, out + back))
+        return self.microbatches * (one if bandwidth.duplex else max(one, out + back))
 
     def turn_seconds(self, choices: Choices, moved: int) -> float:
         """Return the least time from the start of a microbatch's forward to its end."""
@@ -125,10 +124,10 @@ class Search:
         if excess <= 0:
             return forward
         head = sum(block.forward_seconds for block in blocks[: choices.index("offload") + 1])
-        return max(forward, head + duration(excess, self.profile.tier.out_bytes_per_second) + last.forward_seconds)
+        return max(forward, head + copy_seconds(excess, self.profile.bandwidth.out_bytes_per_second) + last.forward_seconds)
 
 
-def compute_seconds(blocks: Sequence[Block], choices: Sequence[Choice]) -> float:
+def compute_seconds(blocks: Sequence[BlockCost], choices: Sequence[Choice]) -> float:
     """Return the time of a microbatch's computation."""
     again = sum(block.forward_seconds for block, choice in zip(blocks, choices, strict=True) if choice == "recompute")
     return again + sum(block.forward_seconds + block.backward_seconds for block in blocks)
@@ -148,7 +147,7 @@ def ordinary(blocks: int) -> Iterator[Choices]:
             yield alike("offload", blocks - kept - recomputed) + alike("recompute", recomputed) + alike("keep", kept)
 
 
-def neighbours(choices: Choices) -> Iterator[Choices]:
+def nearby(choices: Choices) -> Iterator[Choices]:
     """List the plans that differ in one block, then those in which two blocks have changed places."""
     for index, before in enumerate(choices):
         for choice in CHOICES:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from thinwire.memory.blocks import Block, Choice, Profile, Tier
-from thinwire.memory.space import base_bytes, reserve
+from thinwire.memory.blocks import Bandwidth, BlockCost, Choice, Profile, base_bytes, reserve
+from thinwire.pipeline.order import compute_order
 
 Kind = Literal["forward", "backward", "recompute", "out", "in"]
 
@@ -44,33 +44,31 @@ class Timeline:
 def simulate(profile: Profile, choices: Sequence[Choice], in_flight: int, budget: int, microbatches: int | None = None) -> Timeline | None:
     """Run a step and record it; return None if the plan cannot get through with this budget."""
     base = base_bytes(profile, in_flight)
-    machine = Machine(profile.blocks, profile.tier, choices, budget - base, record=True)
-    if not machine.run(compute_order(len(profile.blocks), in_flight, microbatches or profile.microbatches)):
+    machine = Machine(profile.blocks, profile.bandwidth, choices, budget - base, record=True)
+    if not machine.run(block_order(len(profile.blocks), in_flight, microbatches or profile.microbatches)):
         return None
     memory = tuple((moment, base + used) for moment, used in machine.memory)
     return Timeline(machine.clock, base + machine.peak, tuple(machine.events), memory)
 
 
-def compute_order(blocks: int, in_flight: int, microbatches: int) -> list[tuple[bool, int, int]]:
-    """List the work of the compute engine as (is forward, microbatch, block): the depth schedule of the pipeline."""
-    depth = min(in_flight, microbatches)
-    turns = [(True, index) for index in range(depth)]
-    for index in range(microbatches):
-        turns.append((False, index))
-        turns += [(True, depth + index)] if depth + index < microbatches else []
-    ways = {True: range(blocks), False: range(blocks - 1, -1, -1)}
-    return [(forward, microbatch, block) for forward, microbatch in turns for block in ways[forward]]
+def block_order(blocks: int, in_flight: int, microbatches: int) -> list[tuple[bool, int, int]]:
+    """List the work of the compute engine as (is forward, microbatch, block)."""
+    ways = {"F": range(blocks), "B": range(blocks - 1, -1, -1)}
+    turns = compute_order(min(in_flight, microbatches), microbatches)
+    return [(turn == "F", microbatch, block) for turn, microbatch in turns for block in ways[turn]]
 
 
 class Machine:
     """The two engines and the memory between them."""
 
-    def __init__(self, blocks: Sequence[Block], tier: Tier, choices: Sequence[Choice], room: int, record: bool = False) -> None:
+    def __init__(
+        self, blocks: Sequence[BlockCost], bandwidth: Bandwidth, choices: Sequence[Choice], room: int, record: bool = False
+    ) -> None:
         self.blocks, self.choices, self.room, self.record = blocks, choices, room, record
         self.sizes = [block.all_bytes for block in blocks]
-        self.out_seconds = [duration(size, tier.out_bytes_per_second) for size in self.sizes]
-        self.in_seconds = [duration(size, tier.in_bytes_per_second) for size in self.sizes]
-        self.duplex = tier.duplex
+        self.out_seconds = [copy_seconds(size, bandwidth.out_bytes_per_second) for size in self.sizes]
+        self.in_seconds = [copy_seconds(size, bandwidth.in_bytes_per_second) for size in self.sizes]
+        self.duplex = bandwidth.duplex
         self.offloaded = [index for index, choice in enumerate(choices) if choice == "offload"]
         self.clock = 0.0
         self.used = self.peak = 0
@@ -198,6 +196,6 @@ class Machine:
             self.wanted = list(self.offloaded)
 
 
-def duration(size: int, rate: float) -> float:
+def copy_seconds(size: int, rate: float) -> float:
     """Return how long a copy takes."""
     return size / rate if rate > 0 else math.inf

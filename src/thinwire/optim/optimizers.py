@@ -52,7 +52,7 @@ class SharedAdamW(torch.optim.Optimizer):
         parameter.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1**step))
 
 
-class Shelf(Protocol):
+class StateOffload(Protocol):
     """Where the memory of state may lie between updates."""
 
     def put(self, name: str, tensor: Tensor) -> None:
@@ -67,7 +67,7 @@ class Shelf(Protocol):
 class StageOptimizer:
     """Update one stage's parameters; state is named by parameter, so it fits any cut."""
 
-    shelf: Shelf | None = None
+    offload: StateOffload | None = None
     """Where the state lies between updates if it is not in memory."""
 
     def __init__(self, stage: Stage, train: TrainConfig) -> None:
@@ -110,7 +110,7 @@ class StageOptimizer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
-            if self.shelf is None:
+            if self.offload is None:
                 optimizer.step()
             else:
                 self._step_each(optimizer)
@@ -131,14 +131,14 @@ class StageOptimizer:
             optimizer.param_groups = groups
 
     def put_away(self) -> None:
-        """Let the state lie on the shelf, if there is one."""
+        """Let the state lie in slow memory, if it may."""
         for name in self.named:
             self._put_away(name)
 
     def _put_away(self, name: str) -> None:
-        if self.shelf is not None:
+        if self.offload is not None:
             for label, tensor in self._owner(self.named[name]).state[self.named[name]].items():
-                self.shelf.put(f"{name}/{label}", tensor)
+                self.offload.put(f"{name}/{label}", tensor)
 
     def state_forms(self) -> dict[str, dict[str, Tensor]]:
         """Return the state of each parameter as it is once that has been updated, by name and label, in tensors without memory."""
@@ -179,10 +179,10 @@ class StageOptimizer:
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return the state of a parameter, in memory."""
         state = self._owner(parameter).state[parameter]
-        if self.shelf is not None:
+        if self.offload is not None:
             name = next(name for name, other in self.named.items() if other is parameter)
             for label, tensor in state.items():
-                self.shelf.get(f"{name}/{label}", tensor)
+                self.offload.get(f"{name}/{label}", tensor)
         return state
 
     def state_tensors(self) -> dict[str, Tensor]:

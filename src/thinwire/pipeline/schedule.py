@@ -14,6 +14,8 @@ from typing import Literal
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from thinwire.pipeline.order import compute_order
+
 try:
     from torch.distributed.pipelining.schedules import (
         _Action,
@@ -36,16 +38,6 @@ def depths(stages: int, microbatches: int, delay: float = 0.0, compute: float = 
     """
     turns = math.ceil(min(microbatches, 2 * delay / max(compute, 1e-9)))  # more would change nothing
     return [min(microbatches, (stages - stage) + (stages - 1 - stage) * turns) for stage in range(stages)]
-
-
-def compute_order(depth: int, microbatches: int) -> list[tuple[str, int]]:
-    """Return one stage's order of forwards and backwards with at most `depth` microbatches in flight."""
-    order = [("F", index) for index in range(depth)]
-    for index in range(microbatches):
-        order.append(("B", index))
-        if depth + index < microbatches:
-            order.append(("F", depth + index))
-    return order
 
 
 def within(in_flight: Sequence[int], limits: Sequence[int | None]) -> list[int]:

@@ -19,7 +19,7 @@ LARGEST = 2**30
 """Most bytes of one message, unless said otherwise."""
 
 
-class Wire(Protocol):
+class ReplicaLink(Protocol):
     """One way to a neighbour; at least two chunks can be under way in each direction."""
 
     def send(self, data: bytes) -> None: ...
@@ -30,7 +30,7 @@ class Wire(Protocol):
 class Peers:
     """The other copies of a stage, as one of them sees them."""
 
-    def __init__(self, index: int, graph: Graph, wires: Mapping[int, Wire], largest: int = LARGEST) -> None:
+    def __init__(self, index: int, graph: Graph, wires: Mapping[int, ReplicaLink], largest: int = LARGEST) -> None:
         """Talk over these wires; a message of more than `largest` bytes is refused before it is taken."""
         self.largest = largest
         assert set(wires) == set(graph.neighbours(index)), (index, sorted(wires))

@@ -1,8 +1,8 @@
-"""The slow tier: where a stage's activations wait for their backward. A file for a CPU stage, pinned host memory for a GPU stage.
+"""Slow memory: where a stage's activations wait for their backward. A file for a CPU stage, pinned host memory for a GPU stage.
 
-A tier is one run of bytes; `courier.py` says what lies where and is the only caller, from its one thread. The file has no name from the
-moment it is open, so nothing is left of it however the process ends. Pinned memory is written for CUDA and could not be tried on the
-machines this was made on, which have none.
+It is one run of bytes; `offload.py` says what lies where and is the only caller, from its one thread. A piece is a flat tensor of bytes.
+The file has no name from the moment it is open, so nothing is left of it however the process ends. Pinned memory is written for CUDA
+and could not be tried on the machines this was made on, which have none.
 """
 
 from __future__ import annotations
@@ -16,44 +16,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.memory.blocks import Tier
+from thinwire.memory.blocks import Bandwidth
 
 CHUNK = 2**20
-"""Bytes that move at once; the one buffer of a file tier."""
+"""Bytes that move at once; the one buffer of a file."""
 ALIGNMENT = 4096
 """What direct reads and writes ask of places, lengths and addresses."""
 SAMPLE_BYTES = 16 * 2**20
 MEASURE_SECONDS = 3.0
-"""How much is written and read to measure a tier, and how long that may go on."""
-
-
-class SlowTier(Protocol):
-    """What the courier asks of slow memory; pieces are flat tensors of bytes."""
-
-    size: int
-    moved: int
-    """Bytes copied so far: it grows while the tier is alive."""
-
-    def mark(self) -> Any:
-        """Return a point in the computation, after which the tensors made so far can be copied."""
-        ...
-
-    def write(self, place: int, pieces: Sequence[Tensor], mark: Any = None) -> None:
-        """Copy the pieces, one behind the other, to a place."""
-        ...
-
-    def read(self, place: int, pieces: Sequence[Tensor]) -> None:
-        """Fill the pieces from a place."""
-        ...
-
-    def close(self) -> None:
-        """Give the memory back."""
-        ...
+"""How much is written and read to measure the bandwidth, and how long that may go on."""
 
 
 def aligned(size: int) -> int:
@@ -61,13 +37,14 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class FileTier:
+class FileMemory:
     """Slow memory in a file without a name: allocated at once, past the page cache where the file system permits."""
 
     def __init__(self, folder: Path, size: int, bytes_per_second: float | None = None) -> None:
         """Allocate `size` bytes in a folder; a rate makes the file as slow as that, for benches and tests."""
         self.folder, self.size, self.rate = folder, aligned(size), bytes_per_second
         self.moved = 0
+        """Bytes copied so far: it grows while the disk answers."""
         self._buffer = mmap.mmap(-1, CHUNK)  # memory of its own pages: direct transfers need aligned addresses
         self._chunk = torch.frombuffer(self._buffer, dtype=torch.uint8)
         self._due = 0.0
@@ -84,7 +61,8 @@ class FileTier:
         """Return nothing: on a CPU what is there is computed."""
 
     def write(self, place: int, pieces: Sequence[Tensor], mark: Any = None) -> None:
-        for filled, parts in chunks(pieces):
+        """Copy the pieces, one behind the other, to a place."""
+        for filled, parts in cut_chunks(pieces):
             started = time.monotonic()
             for start, part in parts:
                 self._chunk[start : start + len(part)].copy_(part)
@@ -93,7 +71,8 @@ class FileTier:
             place += filled
 
     def read(self, place: int, pieces: Sequence[Tensor]) -> None:
-        for filled, parts in chunks(pieces):
+        """Fill the pieces from a place."""
+        for filled, parts in cut_chunks(pieces):
             started = time.monotonic()
             self._move(os.preadv, "cannot read", place, aligned(filled))
             for start, part in parts:
@@ -140,7 +119,7 @@ class FileTier:
             os.close(file)
 
 
-def chunks(pieces: Sequence[Tensor]) -> Iterator[tuple[int, list[tuple[int, Tensor]]]]:
+def cut_chunks(pieces: Sequence[Tensor]) -> Iterator[tuple[int, list[tuple[int, Tensor]]]]:
     """Cut pieces into runs of at most a chunk: its length, and which parts stand where in it."""
     filled: int = 0
     parts: list[tuple[int, Tensor]] = []
@@ -205,7 +184,7 @@ def lies_in_memory(folder: Path) -> bool:
     return next((mounts[part] for part in (place, *place.parents) if part in mounts), "") in ("tmpfs", "ramfs")
 
 
-class PinnedTier:
+class PinnedMemory:
     """Slow memory of a GPU stage: host memory that the device copies to and from on a stream of its own. Not tried on a GPU yet."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -219,6 +198,7 @@ class PinnedTier:
         self._stream = torch.cuda.Stream(device)
 
     def mark(self) -> Any:
+        """Return a point in the computation, after which the tensors made so far can be copied."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -247,23 +227,26 @@ class PinnedTier:
         self._memory = None
 
 
-def open_tier(device: torch.device, folder: Path, size: int, bytes_per_second: float | None = None) -> SlowTier:
+SlowMemory = FileMemory | PinnedMemory
+
+
+def open_slow_memory(device: torch.device, folder: Path, size: int, bytes_per_second: float | None = None) -> SlowMemory:
     """Take slow memory for a stage on a device: a file in the folder, or host memory for a GPU."""
-    return PinnedTier(size, device) if device.type == "cuda" else FileTier(folder, size, bytes_per_second)
+    return PinnedMemory(size, device) if device.type == "cuda" else FileMemory(folder, size, bytes_per_second)
 
 
-def measure_tier(device: torch.device, folder: Path, bytes_per_second: float | None = None) -> Tier:
+def measure_bandwidth(device: torch.device, folder: Path, bytes_per_second: float | None = None) -> Bandwidth:
     """Write and read a sample a few times; return the middle rate of each direction."""
-    tier = open_tier(device, folder, SAMPLE_BYTES, bytes_per_second)
+    slow = open_slow_memory(device, folder, SAMPLE_BYTES, bytes_per_second)
     sample = torch.arange(SAMPLE_BYTES // 8, device=device).view(torch.uint8)  # no run of zeros that a clever disk leaves out
     rates: dict[str, list[float]] = {"out": [], "in": []}
     started = time.monotonic()
     try:
         while len(rates["in"]) < 3 and time.monotonic() - started < MEASURE_SECONDS:
-            for way, move in (("out", lambda: tier.write(0, [sample], tier.mark())), ("in", lambda: tier.read(0, [sample]))):
+            for way, move in (("out", lambda: slow.write(0, [sample], slow.mark())), ("in", lambda: slow.read(0, [sample]))):
                 before = time.monotonic()
                 move()
                 rates[way].append(SAMPLE_BYTES / (time.monotonic() - before))
     finally:
-        tier.close()
-    return Tier(statistics.median(rates["out"]), statistics.median(rates["in"]), duplex=False)
+        slow.close()
+    return Bandwidth(statistics.median(rates["out"]), statistics.median(rates["in"]), duplex=False)

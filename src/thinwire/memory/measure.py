@@ -1,4 +1,4 @@
-"""Measure a stage on this machine: times and bytes of each block, what is always there, and how fast the slow tier is.
+"""Measure a stage on this machine: times and bytes of each block, what is always there, and how fast the slow memory is.
 
 One block is in memory at a time, so a stage that does not fit can be measured too: every block is run forward and back on its own, with
 gradients of zero, and handed the result on. Weights, random state and the state of codecs stay as they are.
@@ -7,7 +7,9 @@ gradients of zero, and handed the result on. Weights, random state and the state
 from __future__ import annotations
 
 import copy
+import ctypes
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +21,12 @@ from torch import Tensor
 
 from thinwire.codecs.base import Codec
 from thinwire.config.sections import RunConfig
-from thinwire.memory.account import always_there, wire_of
-from thinwire.memory.allocator import return_freed_memory
-from thinwire.memory.blocks import Block, Profile, Tier
+from thinwire.memory.account import Live, always_there, between_steps, wire_of
+from thinwire.memory.blocks import Bandwidth, BlockCost, Profile
 from thinwire.memory.execute import block_names, held, lasting
-from thinwire.memory.live import Live
-from thinwire.memory.optimizer_offload import worth_moving
-from thinwire.memory.saved_tensors import Parcel, address
-from thinwire.memory.tier import CHUNK, measure_tier
-from thinwire.memory.update import between_steps
+from thinwire.memory.offload import worth_moving
+from thinwire.memory.saved_tensors import SavedTensors, address
+from thinwire.memory.slow_memory import CHUNK, measure_bandwidth
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import Runner, Stage, build_stage
 from thinwire.optim.optimizers import StageOptimizer
@@ -37,6 +36,10 @@ RUNS = 3
 """Timed runs of each block, of which the middle one counts."""
 BLOCK_SECONDS = 1.0
 """A block that has taken this long is not run again."""
+MMAP_THRESHOLD = -3
+"""The number of that setting in glibc's malloc.h."""
+MAPPED_BYTES = 256 * 2**10
+"""From this size on a piece of memory is mapped."""
 
 
 @dataclass
@@ -56,19 +59,19 @@ class Measured:
         return self.saved_bytes, self.input_bytes, self.parameter_bytes
 
 
-class Observer(Runner):
+class BlockProfiler(Runner):
     """Run each block forward and back on its own, and note what it takes."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.found: list[Measured] = []
-        self.ends = Parcel(-1, frozenset(), lambda size: None)
+        self.ends = SavedTensors(-1, frozenset(), lambda size: None)
         self.device = stage.cosine_TS.device
 
     @contextmanager
     def microbatch(self, received: Sequence[Tensor]) -> Iterator[None]:
         self.exempt = lasting(self.stage) | {address(tensor) for tensor in received}
-        self.ends = Parcel(-1, self.exempt, lambda size: None)
+        self.ends = SavedTensors(-1, self.exempt, lambda size: None)
         with self.ends.hooks():
             yield
 
@@ -93,16 +96,16 @@ class Observer(Runner):
             tensor.grad = None
         return output.requires_grad_()
 
-    def _once(self, block: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[Parcel, Tensor, float, float]:
+    def _once(self, block: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[SavedTensors, Tensor, float, float]:
         """Return what a block keeps, its output, and the seconds of its forward and backward."""
-        parcel = Parcel(len(self.found), self.exempt, lambda size: None)
+        saved = SavedTensors(len(self.found), self.exempt, lambda size: None)
         started = self._now()
-        with torch.enable_grad(), parcel.hooks():
+        with torch.enable_grad(), saved.hooks():
             output = block(stream)
         middle = self._now()
         torch.autograd.backward(output, torch.zeros_like(output))
         stream.grad = None
-        return parcel, output.detach(), middle - started, self._now() - middle
+        return saved, output.detach(), middle - started, self._now() - middle
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -122,10 +125,10 @@ def profile_stage(config: RunConfig, index: int, device: torch.device, folder: P
     if not 0 <= index < len(ranges):
         raise ValueError(f"there is no stage {index}: pipeline.stages is {len(ranges)}; choose 0 to {len(ranges) - 1}")
     stage = build_stage(config.model, ranges, index, codec, config.seed).to(device)
-    return measure_stage(stage, codec, config, measure_tier(device, slow_folder(config, folder)))
+    return measure_stage(stage, codec, config, measure_bandwidth(device, slow_folder(config, folder)))
 
 
-def measure_stage(stage: Stage, codec: Codec, config: RunConfig, tier: Tier) -> Profile:
+def measure_stage(stage: Stage, codec: Codec, config: RunConfig, bandwidth: Bandwidth) -> Profile:
     """Measure a stage that is there, and leave it as it was."""
     batch = config.microbatch
     observer = observe(stage, codec, config, batch)
@@ -137,7 +140,7 @@ def measure_stage(stage: Stage, codec: Codec, config: RunConfig, tier: Tier) -> 
     between, slim_between = between_steps(stage, config.train, kinds)
     return Profile(
         blocks,
-        tier,
+        bandwidth,
         fixed_bytes=sum(kinds.values()),
         payload_bytes=wire_of(stage, codec, config).flight_bytes + observer.ends.size,
         microbatches=config.pipeline.microbatches,
@@ -148,10 +151,10 @@ def measure_stage(stage: Stage, codec: Codec, config: RunConfig, tier: Tier) -> 
     )
 
 
-def block_of(name: str, found: Measured, everything: Sequence[Measured], working: int) -> Block:
+def block_of(name: str, found: Measured, everything: Sequence[Measured], working: int) -> BlockCost:
     """Say what was found of a block; blocks of the same form take the same time, so all their runs count for each of them."""
     alike = [other for other in everything if other.form == found.form]
-    return Block(
+    return BlockCost(
         name,
         statistics.median(seconds for other in alike for seconds in other.forward_seconds),
         statistics.median(seconds for other in alike for seconds in other.backward_seconds),
@@ -161,9 +164,9 @@ def block_of(name: str, found: Measured, everything: Sequence[Measured], working
     )
 
 
-def observe(stage: Stage, codec: Codec, config: RunConfig, batch: int) -> Observer:
+def observe(stage: Stage, codec: Codec, config: RunConfig, batch: int) -> BlockProfiler:
     """Run one microbatch of examples through a stage; its ends are copies, so that theirs learn nothing from it."""
-    observer, before = Observer(stage), (stage.runner, stage.entries, stage.exits)
+    observer, before = BlockProfiler(stage), (stage.runner, stage.entries, stage.exits)
     stage.runner, stage.entries, stage.exits = observer, copy.deepcopy(stage.entries), copy.deepcopy(stage.exits)
     try:
         module = EngineModule(stage, config.train.dtype)
@@ -185,3 +188,18 @@ def slow_folder(config: RunConfig, run: Path) -> Path:
         return folder
     run = run.absolute()
     return next(folder for folder in (run, *run.parents) if folder.is_dir())
+
+
+def return_freed_memory() -> bool:
+    """Fix the size from which memory is mapped, for this process; return whether its allocator knows such a thing.
+
+    glibc raises that size, up to 32 MB, each time such a piece is freed, and keeps what is smaller in heaps full of holes: a stage within
+    its budget by our count then held 1.8 times as much of the machine's memory. With a fixed size every tensor of some length is mapped
+    when it is made and given back when it is freed.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):  # another C library
+        return False
+    return bool(library.mallopt(MMAP_THRESHOLD, MAPPED_BYTES))

@@ -12,9 +12,8 @@ import torch
 from helpers import random_ids
 from memory.limited import FAST, Limited, tiny
 from thinwire.config.sections import MemoryConfig
-from thinwire.memory.account import always_there, tensor_bytes, wire_of
-from thinwire.memory.live import Live
-from thinwire.memory.profile import measure_stage, observe, profile_stage, slow_folder
+from thinwire.memory.account import Live, always_there, tensor_bytes, wire_of
+from thinwire.memory.measure import measure_stage, observe, profile_stage, slow_folder
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
 from thinwire.optim.optimizers import StageOptimizer
@@ -57,7 +56,7 @@ def test_blocks_of_a_stage():
     assert len({(block.saved_bytes, block.parameter_bytes) for block in layers}) == 1
     # The head keeps at least the logarithms of all probabilities.
     assert head.saved_bytes > 2 * config.model.context * config.model.vocabulary * 4
-    assert profile.microbatches == 2 and profile.tier == FAST
+    assert profile.microbatches == 2 and profile.bandwidth == FAST
     assert (
         profile.fixed_bytes == sum(profile.kinds.values()) and 0 < profile.optimizer_bytes < profile.kinds["optimizer"]
     )  # what is small stays
@@ -110,7 +109,7 @@ def test_buffers_of_the_wire():
 def test_profile_of_a_config(tmp_path):
     profile = profile_stage(tiny("subspace"), 0, torch.device("cpu"), tmp_path)
     assert [block.name for block in profile.blocks] == ["layer 0"]
-    assert min(profile.tier.out_bytes_per_second, profile.tier.in_bytes_per_second) > 0 and not profile.tier.duplex
+    assert min(profile.bandwidth.out_bytes_per_second, profile.bandwidth.in_bytes_per_second) > 0 and not profile.bandwidth.duplex
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match=r"there is no stage 2.*choose 0 to 1"):
         profile_stage(tiny(), 2, torch.device("cpu"), tmp_path)

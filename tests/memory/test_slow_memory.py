@@ -1,4 +1,4 @@
-"""The slow tier: every bit comes back, nothing is left behind, and a disk that fails says so."""
+"""The slow memory: every bit comes back, nothing is left behind, and a disk that fails says so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from patience import HANG
-from thinwire.memory.tier import ALIGNMENT, CHUNK, FileTier, lies_in_memory, measure_tier, open_nameless
+from thinwire.memory.slow_memory import ALIGNMENT, CHUNK, FileMemory, lies_in_memory, measure_bandwidth, open_nameless
 
 
 def pieces(*sizes: int) -> list[torch.Tensor]:
@@ -30,22 +30,22 @@ def test_every_bit_comes_back(tmp_path, monkeypatch, sizes, direct):
         monkeypatch.delattr(os, "O_TMPFILE")
     one, two = pieces(*sizes), pieces(*reversed(sizes))
     room = -(-sum(sizes) // ALIGNMENT) * ALIGNMENT
-    tier = FileTier(tmp_path, 2 * room)
-    assert direct or not tier.direct
-    tier.write(0, one)
-    tier.write(room, two)
+    slow = FileMemory(tmp_path, 2 * room)
+    assert direct or not slow.direct
+    slow.write(0, one)
+    slow.write(room, two)
     for place, wanted in ((room, two), (0, one)):
         back = [torch.zeros_like(piece) for piece in wanted]
-        tier.read(place, back)
+        slow.read(place, back)
         assert all(map(torch.equal, back, wanted))
     assert list(tmp_path.iterdir()) == []
-    tier.close()
+    slow.close()
 
 
 def test_a_killed_process_leaves_no_file(tmp_path):
     code = (
-        "import sys, pathlib, torch, time; from thinwire.memory.tier import FileTier; "
-        "tier = FileTier(pathlib.Path(sys.argv[1]), 2**20); tier.write(0, [torch.ones(2**20, dtype=torch.uint8)]); "
+        "import sys, pathlib, torch, time; from thinwire.memory.slow_memory import FileMemory; "
+        "slow = FileMemory(pathlib.Path(sys.argv[1]), 2**20); slow.write(0, [torch.ones(2**20, dtype=torch.uint8)]); "
         "print('ready', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -82,7 +82,7 @@ def test_a_disk_without_room_is_refused_at_once(tmp_path, monkeypatch, name, num
     if name == "open":
         monkeypatch.setattr("tempfile.mkstemp", fail(number))
     with pytest.raises(ValueError, match=text) as caught:
-        FileTier(tmp_path, 4_000_000)
+        FileMemory(tmp_path, 4_000_000)
     assert str(tmp_path) in str(caught.value)
     monkeypatch.undo()
     assert sys.platform != "linux" or len(os.listdir("/proc/self/fd")) == before
@@ -91,37 +91,37 @@ def test_a_disk_without_room_is_refused_at_once(tmp_path, monkeypatch, name, num
 
 def test_a_folder_that_is_none(tmp_path):
     with pytest.raises(ValueError, match="No such file"):
-        FileTier(tmp_path / "nowhere", 1)
+        FileMemory(tmp_path / "nowhere", 1)
 
 
 @pytest.mark.parametrize(("name", "word"), [("pwrite", "write"), ("preadv", "read")])
 def test_an_error_in_the_middle_names_the_folder(tmp_path, monkeypatch, name, word):
-    tier = FileTier(tmp_path, CHUNK)
+    slow = FileMemory(tmp_path, CHUNK)
     monkeypatch.setattr(os, name, fail(errno.EIO))
     with pytest.raises(ValueError, match=rf"cannot {word} .*{tmp_path}.*Input/output error.*--memory.folder"):
-        getattr(tier, word)(0, pieces(10))
-    tier.close()
+        getattr(slow, word)(0, pieces(10))
+    slow.close()
 
 
 def test_transfers_that_come_in_parts_are_finished(tmp_path, monkeypatch):
-    tier, (sent,) = FileTier(tmp_path, 4 * ALIGNMENT), pieces(4 * ALIGNMENT)
+    slow, (sent,) = FileMemory(tmp_path, 4 * ALIGNMENT), pieces(4 * ALIGNMENT)
     whole = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, place: whole(file, data[:ALIGNMENT], place))
-    tier.write(0, [sent])
+    slow.write(0, [sent])
     back = torch.zeros_like(sent)
-    tier.read(0, [back])
+    slow.read(0, [back])
     assert torch.equal(back, sent)
-    tier.close()
+    slow.close()
 
 
 def test_a_rate_holds_back_and_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("thinwire.memory.tier.SAMPLE_BYTES", CHUNK)
+    monkeypatch.setattr("thinwire.memory.slow_memory.SAMPLE_BYTES", CHUNK)
     now = [100.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
-    monkeypatch.setattr("thinwire.memory.tier.time", clock)
-    tier = measure_tier(torch.device("cpu"), tmp_path, bytes_per_second=10 * CHUNK)
+    monkeypatch.setattr("thinwire.memory.slow_memory.time", clock)
+    slow = measure_bandwidth(torch.device("cpu"), tmp_path, bytes_per_second=10 * CHUNK)
     assert now[0] == pytest.approx(100.6)  # three times out and in, a tenth of a second each
-    assert (tier.out_bytes_per_second, tier.in_bytes_per_second) == pytest.approx((10 * CHUNK, 10 * CHUNK))
+    assert (slow.out_bytes_per_second, slow.in_bytes_per_second) == pytest.approx((10 * CHUNK, 10 * CHUNK))
 
 
 def test_a_file_without_a_name_has_none_from_the_start(tmp_path, monkeypatch):
