@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from engine_bench import write_results
+from thinwire.cli.generate import GenerateCommand, settings, write_text
 from thinwire.config.profiles import find_profile
 from thinwire.pipeline.meter import Traffic
-from thinwire.run.generate import GenerateCommand, Order, run, settings
+from thinwire.run.generate import Order
 from thinwire.run.sampling import Sampling
 
 STAGES, PROMPT = 4, 256
@@ -55,7 +56,7 @@ def measure(folder: Path, link: str, tokens: int) -> dict[str, float]:
     command = GenerateCommand(run=folder, mode="workers", profile=link, max_new_tokens=tokens)
     order = Order(length=PROMPT, limit=tokens, end=None, sampling=Sampling(temperature=0))
     clock, started = Clock(), time.perf_counter()
-    meters = Traffic(run(command, settings(command), [7] * PROMPT, order, clock))  # type: ignore[arg-type]
+    meters = Traffic(write_text(command, settings(command), [7] * PROMPT, order, clock))  # type: ignore[arg-type]
     return {
         "first_seconds": clock.times[0] - started,
         "tokens_per_second": (tokens - 1) / (clock.times[-1] - clock.times[0]),

@@ -38,9 +38,6 @@ UPWARD = {
     ("pipeline/inprocess.py", "memory"),
     ("pipeline/inprocess.py", "run"),
     ("pipeline/worker.py", "memory"),
-    ("run/evaluate.py", "cluster"),
-    ("run/evaluate.py", "hf"),
-    ("run/generate.py", "cluster"),
 }
 
 

@@ -23,10 +23,10 @@ VERBS = {
     "keys": ("make this machine's identity for links", "thinwire.cli.keys:keys"),
     "roster": ("put the workers of a run together: stages, addresses, certificates", "thinwire.cli.keys:roster"),
     "join": ("run one stage of a roster on this machine", "thinwire.cluster.join:main"),
-    "eval": ("measure the validation loss of a finished or stopped run", "thinwire.run.evaluate:main"),
+    "eval": ("measure the validation loss of a finished or stopped run", "thinwire.cli.evaluate:main"),
     "export": ("write a run's checkpoint as a plain Hugging Face Llama folder", "thinwire.hf.export:main"),
     "import": ("start a run from a Hugging Face Llama folder", "thinwire.hf.importing:main"),
-    "generate": ("write text with a finished or stopped run", "thinwire.run.generate:main"),
+    "generate": ("write text with a finished or stopped run", "thinwire.cli.generate:main"),
     "memory": ("say how a stage would fit into a memory budget, and what that costs", "thinwire.cli.memory:main"),
     "compare": ("judge boundary methods or exchanges by time to loss over links", "thinwire.board.command:main"),
 }

@@ -1,0 +1,48 @@
+"""Evaluate a run's newest checkpoint through one worker per stage over links: `thinwire eval --pipeline.mode workers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.cluster.membership import Membership
+from thinwire.cluster.supervisor import Say, run_workers
+from thinwire.config.sections import RunConfig
+from thinwire.data.open import open_data
+from thinwire.pipeline import forms
+from thinwire.pipeline.backend import close_group
+from thinwire.pipeline.device import choose_device
+from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.run.evaluate import figures, validation_batch
+from thinwire.run.saved import load_together
+from thinwire.run.stop import Stop
+
+
+def evaluate_in_workers(config: RunConfig, run: Path, sequences: int) -> dict[str, Any]:
+    """Load the newest checkpoint of a run and measure it with one process per stage."""
+    arguments = {"run": str(run), "sequences": sequences}
+    return run_workers(evaluate_stage, config, arguments, lambda worker_id, message: None, graceful=False)[0]
+
+
+def evaluate_stage(member: Membership, say: Say, stop: Stop, run: str, sequences: int) -> dict[str, Any]:
+    """Be the worker of a stage in an evaluation; only stage 0 opens the data."""
+    config: RunConfig = member.config
+    torch.set_num_threads(config.train.threads or torch.get_num_threads())
+    neighbours = member.neighbours("eval")
+    try:
+        pipeline = WorkerPipeline(config, member.stage, neighbours, choose_device(config.device))
+        step = load_together(Path(run), pipeline.stages[0], pipeline.control)
+        windows: Tensor | None = None
+        facts: dict[str, Any] | None = None
+        if member.stage == 0:
+            data = open_data(config.data, config.model, config.seed)
+            windows = validation_batch(data, sequences, pipeline.microbatch)
+            facts = {"rows": len(windows), "bytes_per_token": data.bytes_per_token}
+        facts = pipeline.announce(facts, forms.ABOUT_ROWS)
+        return figures(step, pipeline.evaluate(windows, facts["rows"], step), facts["bytes_per_token"])
+    finally:
+        close_group()
+        neighbours.close()
