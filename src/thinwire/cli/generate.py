@@ -18,8 +18,8 @@ from thinwire.cluster.places import known_places
 from thinwire.cluster.membership import Membership
 from thinwire.config.mistakes import refuse_expanded
 from thinwire.config.sections import Device, RunConfig
-from thinwire.link.roster import read_roster
 from thinwire.link.identity import load_identity
+from thinwire.link.roster import read_roster
 from thinwire.pipeline.meter import Meter
 from thinwire.run.generate import Order, Text, read_prompt, refuse_whole_sequences, write_here
 from thinwire.run.sampling import Sampling
