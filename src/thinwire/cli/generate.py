@@ -14,8 +14,8 @@ from typing import Annotated
 import tyro
 
 from thinwire.cluster.generate import write_among, write_in_workers
-from thinwire.cluster.places import known_places
 from thinwire.cluster.membership import Membership
+from thinwire.cluster.places import known_places
 from thinwire.config.mistakes import refuse_expanded
 from thinwire.config.sections import Device, RunConfig
 from thinwire.link.identity import load_identity

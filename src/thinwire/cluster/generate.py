@@ -73,8 +73,8 @@ def write_stage(
         links = neighbours.open(
             config,
             {
-                place: writing_contract(codec.at(cuts[side]), downstream=side > 0)
-                for side, place in neighbours.place.sides(len(ranges)).items()
+                worker_id: writing_contract(codec.at(cuts[side]), downstream=side > 0)
+                for side, worker_id in neighbours.worker_id.sides(len(ranges)).items()
             },
         )
         control = Control(links.left, links.right)
