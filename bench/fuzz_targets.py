@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from thinwire import checkpoint
-from thinwire.checkpoint.manifest import encode, read_manifest
+from thinwire.checkpoint.manifest import encode_manifest, read_manifest
 from thinwire.checkpoint.reading import all_manifests, position_of
 from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
 from thinwire.cluster.standby import hear, place_in
@@ -155,8 +155,8 @@ def manifests(folder: Path) -> list[bytes]:
     common = {"sha256": digest, "bytes": 7, "step": 4, "seconds": 1.5, "before": "4x8@2", "basis_version": 0, "stage": 0}
     common |= {"config": "c", "settings": "c", "data": "d", "split": "2,2", "microbatches": 2}
     return [
-        encode({"format": 2, **common, "stages": 2, "layers": [0, 1]}),
-        encode({"format": 2, **common, "stages": 1, "layers": [0, 1, 2, 3], "everyone": 4}),
+        encode_manifest({"format": 2, **common, "stages": 2, "layers": [0, 1]}),
+        encode_manifest({"format": 2, **common, "stages": 1, "layers": [0, 1, 2, 3], "everyone": 4}),
         json.dumps({"format": 1, **common, "stages": 1, "layers": [0, 1]}).encode(),
     ]
 
@@ -165,7 +165,7 @@ def read_manifests(data: bytes, folder: Path) -> None:
     with suppress(ValueError, RecursionError):  # what was changed is signed again: a checksum must not hide the code behind it
         content = json.loads(data)
         if isinstance(content, dict) and "checksum" in content:
-            data = encode(content)
+            data = encode_manifest(content)
     place = folder / "checkpoints/step-000004"
     (place / "stage-0.json").write_bytes(data)
     checkpoint.available(folder, PLANS[:1], verify=True)

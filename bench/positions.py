@@ -48,7 +48,7 @@ class OurTables(nn.Module):
 def our_pipeline(config: RunConfig, run: Path) -> Pipeline:
     """Build a run's network in fp32 and load its newest checkpoint."""
     pipeline = build_pipeline(replace(config, train=replace(config.train, dtype="fp32")), torch.device("cpu"))
-    checkpoint.load(checkpoint.newest(run, len(pipeline.stages)), pipeline.stages, None, {})
+    checkpoint.load_stages(checkpoint.newest(run, len(pipeline.stages)), pipeline.stages, None, {})
     return pipeline
 
 

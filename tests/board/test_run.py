@@ -128,8 +128,8 @@ def test_an_interrupted_row_goes_on_and_is_the_same(config, monkeypatch, text, l
     if lost == "all checkpoints":
         shutil.rmtree(folder / "checkpoints")
     loaded = []
-    original = checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda *arguments: loaded.append(arguments[0].name) or original(*arguments))
+    original = checkpoint.load_stages
+    monkeypatch.setattr(checkpoint, "load_stages", lambda *arguments: loaded.append(arguments[0].name) or original(*arguments))
     compare(config, *words)
     assert loaded == ([] if lost == "all checkpoints" else ["step-000004"])
     assert path.read_bytes() == before

@@ -34,7 +34,7 @@ def save(run: Path, step: int = 2, steps: int = 2) -> tuple[Pipeline, list[Stage
 
 def change_manifest(path: Path, **changes: object) -> None:
     """Write a manifest anew, with a checksum that is right."""
-    path.write_bytes(checkpoint.encode(json.loads(path.read_text()) | changes))
+    path.write_bytes(checkpoint.encode_manifest(json.loads(path.read_text()) | changes))
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:

@@ -37,7 +37,7 @@ def names(run: Path) -> list[str]:
 
 def is_good(run: Path, step: int, sha256: str) -> bool:
     pipeline, optimizers = trained(0)
-    position = checkpoint.load(checkpoint.newest(run, 2), pipeline.stages, optimizers, FACTS)
+    position = checkpoint.load_stages(checkpoint.newest(run, 2), pipeline.stages, optimizers, FACTS)
     return position.step == step and checkpoint.weights_sha256(pipeline.stages) == sha256
 
 

@@ -39,7 +39,7 @@ def refused(run: Path, folder: Path, match: str) -> None:
     """Nobody takes the checkpoint for one, and whoever names it hears why."""
     pipeline, optimizers = trained(0)
     with pytest.raises(ValueError, match=match):
-        checkpoint.load(folder, pipeline.stages, optimizers, FACTS)
+        checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS)
     assert checkpoint.complete(run) == [] and checkpoint.parts_of(folder) is None
     assert checkpoint.available(run, [pipeline.stages[0].plan], verify=True) == []
 
@@ -73,7 +73,7 @@ def test_a_field_that_is_missing(run, name):
     folder = run / "checkpoints/step-000002"
     manifest = json.loads((folder / "stage-0.json").read_text())
     del manifest[name]
-    (folder / "stage-0.json").write_bytes(checkpoint.encode(manifest))
+    (folder / "stage-0.json").write_bytes(checkpoint.encode_manifest(manifest))
     refused(run, folder, rf"stage-0.json cannot be read \(it has no {name}\); delete")
 
 
@@ -128,6 +128,6 @@ def test_a_manifest_of_many_levels_is_not_written_again(monkeypatch):
     def encode(content: dict) -> bytes:
         raise AssertionError("it was written again")
 
-    monkeypatch.setattr(manifest, "encode", encode)
+    monkeypatch.setattr(manifest, "encode_manifest", encode)
     with pytest.raises(ValueError, match="nested too deeply"):
-        manifest.decode(b'{"format": 2, "data": ' + b"[" * 900 + b"0," * 400_000 + b"0" + b"]" * 900 + b"}")
+        manifest.decode_manifest(b'{"format": 2, "data": ' + b"[" * 900 + b"0," * 400_000 + b"0" + b"]" * 900 + b"}")

@@ -52,9 +52,9 @@ def test_missing_moments_of_one_parameter_are_missed(tmp_path, labels):
     with pytest.raises(
         ValueError, match=r"the optimizer state in .*step-000002 does not fit stage 0: layers.1.ffn.down.weight/\w+ is missing"
     ):
-        checkpoint.load(folder, pipeline.stages, optimizers, FACTS)
+        checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS)
     assert checkpoint.weights_sha256(pipeline.stages) == before and not any(each.state_tensors() for each in optimizers)
-    assert checkpoint.load(folder, pipeline.stages, None, FACTS) == Position(2, 1.5)  # it can be evaluated
+    assert checkpoint.load_stages(folder, pipeline.stages, None, FACTS) == Position(2, 1.5)  # it can be evaluated
 
 
 def test_older_manifests_do_not_hide_missing_moments(tmp_path):
@@ -62,12 +62,12 @@ def test_older_manifests_do_not_hide_missing_moments(tmp_path):
     for path in folder.glob("*.json"):
         manifest = json.loads(path.read_text())
         assert manifest.pop("stateless") == []
-        path.write_bytes(checkpoint.encode(manifest))
+        path.write_bytes(checkpoint.encode_manifest(manifest))
     pipeline, optimizers = trained(0)
-    assert checkpoint.load(folder, pipeline.stages, optimizers, FACTS) == Position(2, 1.5)
+    assert checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS) == Position(2, 1.5)
     rewrite(folder, 0, lambda tensors: tensors.pop(MOMENT))
     with pytest.raises(ValueError, match=r"exp_avg is missing there, \(6, 48\) float32 here"):
-        checkpoint.load(folder, pipeline.stages, optimizers, FACTS)
+        checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_state_of_something_else_is_refused(tmp_path, change, told):
     rewrite(folder, 0, lambda tensors: tensors.update(change))
     pipeline, optimizers = trained(0)
     with pytest.raises(ValueError, match=told):
-        checkpoint.load(folder, pipeline.stages, optimizers, FACTS)
+        checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS)
 
 
 @pytest.mark.parametrize("name", ["embedding.weight", "stream.basis_DK", MOMENT])
@@ -94,7 +94,7 @@ def test_numbers_of_another_kind_are_refused(tmp_path, name):
     relabel(folder, 0, name, "I32")
     pipeline, optimizers = trained(0)
     with pytest.raises(ValueError, match=r"int32 there, \(\d+, \d+\) float32 here"):
-        checkpoint.load(folder, pipeline.stages, optimizers, FACTS)
+        checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS)
 
 
 @pytest.mark.parametrize("optimizer", ["shared", "adamw", "muon"])
@@ -126,10 +126,10 @@ def test_parameters_that_no_step_has_updated_have_no_state(tmp_path):
     assert all(untouched) and all(name.startswith(("exits.", "entries.")) for names in untouched for name in names)
     again = make_pipeline("autoencoder", stages=2, dtype="fp32", warmup=3)
     others = [StageOptimizer(stage, TrainConfig()) for stage in again.stages]
-    assert checkpoint.load(folder, again.stages, others, FACTS) == Position(1, 1.0)
+    assert checkpoint.load_stages(folder, again.stages, others, FACTS) == Position(1, 1.0)
     change_manifest(folder / "stage-0.json", stateless=[])
     with pytest.raises(ValueError, match=r"exits\.\S+ is missing there"):
-        checkpoint.load(folder, again.stages, others, FACTS)
+        checkpoint.load_stages(folder, again.stages, others, FACTS)
 
 
 @pytest.mark.parametrize("verb", ["eval", "export"])

@@ -62,14 +62,14 @@ def test_the_same_bits_again_leave_the_files_alone(tmp_path):
     assert {path.name: path.stat().st_ino for path in folder.iterdir()} == before
     flip(folder / "stage-0.safetensors", -1)
     save(tmp_path, 2)  # the same bits, but what is there is damaged
-    checkpoint.load(folder, trained(0)[0].stages, None, FACTS)
+    checkpoint.load_stages(folder, trained(0)[0].stages, None, FACTS)
 
 
 def test_other_bits_of_the_same_step_replace_the_old_ones(tmp_path):
     save(tmp_path, 2, steps=1)
     pipeline, _, folder = save(tmp_path, 2, steps=2)
     again, others = trained(0)
-    checkpoint.load(folder, again.stages, others, FACTS)
+    checkpoint.load_stages(folder, again.stages, others, FACTS)
     assert checkpoint.weights_sha256(again.stages) == checkpoint.weights_sha256(pipeline.stages)
 
 

@@ -36,7 +36,7 @@ def loads(run: Path, step: int) -> bool:
     pipeline, optimizers = trained(0)
     folder = checkpoint.common(run, [checkpoint.available(run, [stage.plan for stage in pipeline.stages])], 2)
     assert folder == checkpoint.newest(run, 2)
-    return checkpoint.load(folder, pipeline.stages, optimizers, FACTS).step == step
+    return checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS).step == step
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -125,7 +125,7 @@ def test_a_bit_flipped_anywhere_in_the_tensors(two, tmp_path):
     for place in positions(path, 40):
         flip(path, place, draw.randrange(8))
         with pytest.raises(ValueError, match=r"stage-1.safetensors does not match the sha256"):
-            checkpoint.load(folder, pipeline.stages, optimizers, FACTS)
+            checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS)
         assert checkpoint.available(run, plans, verify=True) == ["step-000001"]
         path.write_bytes(data)
     assert checkpoint.weights_sha256(pipeline.stages) == before

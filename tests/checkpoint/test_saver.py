@@ -52,7 +52,7 @@ def test_what_was_at_the_call_is_what_is_written(tmp_path, monkeypatch):
     mine.close()
     assert (mine.newest, mine.problem) == (2, None)
     again, others = trained(0)
-    assert checkpoint.load(checkpoint.newest(tmp_path, 2), again.stages, others, FACTS) == Position(2, 1.5)
+    assert checkpoint.load_stages(checkpoint.newest(tmp_path, 2), again.stages, others, FACTS) == Position(2, 1.5)
     assert checkpoint.weights_sha256(again.stages) == expected
     assert all(bool((tensor == moments[name]).all()) for name, tensor in others[0].state_tensors().items())
 

@@ -101,7 +101,7 @@ def test_a_damaged_copy_and_one_of_another_run_are_refused(apart, tmp_path, caps
     path = tensors.with_suffix(".json")
     manifest = json.loads(path.read_bytes())
     for name in ("settings", "config"):  # earlier releases wrote the latter
-        path.write_bytes(checkpoint.encode(manifest | {name: "0" * 64}))
+        path.write_bytes(checkpoint.encode_manifest(manifest | {name: "0" * 64}))
         for words in (["export", str(run), str(tmp_path / "out")], ["eval", str(run)]):
             assert cli.main(words) == 2
             assert f"differ in {name}; copy the parts of one run together" in capsys.readouterr().err

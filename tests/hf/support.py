@@ -41,7 +41,7 @@ def bring_in(config: str, folder: Path, run: Path, *words: str) -> Path:
 def load_pipeline(run: Path) -> Pipeline:
     """Build a run's pipeline and load its newest checkpoint."""
     pipeline = build_pipeline(read_config(run / CONFIG_FILE), torch.device("cpu"))
-    checkpoint.load(checkpoint.newest(run, len(pipeline.stages)), pipeline.stages, None, {})
+    checkpoint.load_stages(checkpoint.newest(run, len(pipeline.stages)), pipeline.stages, None, {})
     return pipeline
 
 

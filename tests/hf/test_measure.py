@@ -18,7 +18,7 @@ from thinwire.checkpoint.safetensors import Piece, parse_size, write_file
 from thinwire.config.toml import CONFIG_FILE, load_config, read_config, to_toml
 from thinwire.hf.checkpointed import open_checkpoint
 from thinwire.hf.measure import validation_windows
-from thinwire.hf.names import Entry, layout
+from thinwire.hf.names import PlainTensor, layout
 from thinwire.hf.plain import plans_of
 from thinwire.pipeline import by_stage as staged
 
@@ -116,10 +116,10 @@ def make_large_run(run: Path) -> None:
         manifest = {"format": checkpoint.FORMAT, "stage": plan.index, "stages": plan.count, "layers": list(plan.layers)}
         manifest |= checkpoint.facts(config, "none") | {"step": 1, "seconds": 0.0, "basis_version": 0, "before": ""}
         manifest |= {"sha256": write_file(tensors, pieces), "bytes": tensors.stat().st_size}
-        (folder / f"stage-{plan.index}.json").write_bytes(checkpoint.encode(manifest))
+        (folder / f"stage-{plan.index}.json").write_bytes(checkpoint.encode_manifest(manifest))
 
 
-def bound(entry: Entry) -> bool:
+def bound(entry: PlainTensor) -> bool:
     return entry.writes and entry.layer is not None and entry.layer < 6
 
 

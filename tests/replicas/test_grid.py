@@ -206,6 +206,6 @@ def test_state_that_is_missing_is_refused_by_name(config, tmp_path, capsys):
     save_file({name: tensor for name, tensor in load_file(path).items() if not name.startswith("exchange/")}, path)
     manifest = json.loads((folder / "stage-0.json").read_text())
     manifest |= {"sha256": checkpoint.file_sha256(path), "bytes": path.stat().st_size}
-    (folder / "stage-0.json").write_bytes(checkpoint.encode(manifest))
+    (folder / "stage-0.json").write_bytes(checkpoint.encode_manifest(manifest))
     assert cli.main(["train", "--config", config, "--run", str(tmp_path / "run"), *words, "--resume"]) == 2
     assert "powersgd" in capsys.readouterr().err

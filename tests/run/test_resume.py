@@ -13,7 +13,7 @@ import pytest
 
 from patience import HANG
 from runs import train, write_config
-from thinwire.checkpoint import encode, remove_newer, step_of, steps, writing
+from thinwire.checkpoint import encode_manifest, remove_newer, step_of, steps, writing
 from thinwire.cli import main as cli
 from thinwire.config.toml import read_config
 from thinwire.run import fork as forking
@@ -89,7 +89,7 @@ def test_what_a_file_changes_is_kept_and_told(config, tmp_path):
 def say_everyone(folder: Path, step: int) -> None:
     """Let the parts of a checkpoint say that every worker had one of this step."""
     for path in folder.glob("stage-*.json"):
-        path.write_bytes(encode(json.loads(path.read_bytes()) | {"everyone": step}))
+        path.write_bytes(encode_manifest(json.loads(path.read_bytes()) | {"everyone": step}))
 
 
 def test_parts_of_two_trainings_never_meet(config, tmp_path):

@@ -24,6 +24,7 @@ from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.inprocess import Pipeline, build_pipeline
 from thinwire.run.stop import Abandoned
 from thinwire.run.trainer import Trainer
+from thinwire.util.checkpoint_name import checkpoint_name
 from thinwire.util.lock import locked
 
 
@@ -62,7 +63,7 @@ def resumable(folder: Path, config: RunConfig) -> int:
     replicas = [folder, *(folder / f"replica-{number}" for number in range(1, config.replicas.count))]
     for each in replicas:
         # A run that ended between its last checkpoint and its summary does its last steps again: there is no step left to resume at.
-        shutil.rmtree(each / "checkpoints" / f"step-{config.train.steps:06d}", ignore_errors=True)
+        shutil.rmtree(each / "checkpoints" / checkpoint_name(config.train.steps), ignore_errors=True)
     return max(set.intersection(*(set(map(checkpoint.step_of, checkpoint.complete(each))) for each in replicas)), default=0)
 
 

@@ -1,26 +1,27 @@
 """Checkpoints: per stage one safetensors file and one JSON manifest, whole or absent, checked before they are read, never unpickled."""
 
 from thinwire.checkpoint.hashes import combined_sha256, file_sha256, tensor_hashes, weights_sha256
-from thinwire.checkpoint.layout import Position, available, common, complete, folder_of, newest, parts_of, proven, step_of, steps
-from thinwire.checkpoint.manifest import FORMAT, encode, facts, home_of, read_manifest
-from thinwire.checkpoint.reading import load, refuse_mixed
+from thinwire.checkpoint.layout import Position, available, checkpoint_folder, common, complete, newest, parts_of, proven, steps
+from thinwire.checkpoint.manifest import FORMAT, encode_manifest, facts, home_of, read_manifest
+from thinwire.checkpoint.reading import load_stages, refuse_mixed
 from thinwire.checkpoint.saver import Saver
 from thinwire.checkpoint.writing import prune, remove_newer, save, save_stage, vouch
+from thinwire.util.checkpoint_name import step_of
 
 __all__ = [
     "FORMAT",
     "Position",
     "Saver",
     "available",
+    "checkpoint_folder",
     "combined_sha256",
     "common",
     "complete",
-    "encode",
+    "encode_manifest",
     "facts",
     "file_sha256",
-    "folder_of",
     "home_of",
-    "load",
+    "load_stages",
     "newest",
     "parts_of",
     "proven",

@@ -25,7 +25,7 @@ class Formed(Protocol):
     def dtype(self) -> torch.dtype | None: ...
 
 
-def form(tensor: Formed | None) -> str:
+def shape_and_format(tensor: Formed | None) -> str:
     """Write shape and number format, such as (97, 6) float32."""
     return "missing" if tensor is None else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
@@ -34,7 +34,7 @@ def refuse_misfit(folder: Path, stage: Stage, weights: Mapping[str, Tensor]) -> 
     """Refuse weights that differ from the stage's in name, shape or number format."""
     expected = stage.state_dict()
     for name in sorted(expected.keys() | weights.keys()):
-        here, there = form(expected.get(name)), form(weights.get(name))
+        here, there = shape_and_format(expected.get(name)), shape_and_format(weights.get(name))
         if here != there:
             raise ValueError(f"{folder} does not fit stage {stage.plan.index} of this model: {name} is {there} there, {here} here")
 
@@ -57,7 +57,7 @@ def refuse_state(
         if not (untouched and (name.startswith(ENDS) if stateless is None else name in stateless)):
             expected |= {f"{name}/{label}": tensor for label, tensor in tensors.items()}
     for name in sorted(expected.keys() | state.keys()):
-        here, there = form(expected.get(name)), form(state.get(name))
+        here, there = shape_and_format(expected.get(name)), shape_and_format(state.get(name))
         if here != there:
             raise ValueError(
                 f"the optimizer state in {folder} does not fit stage {stage.plan.index}: {name} is {there} there, {here} here; it is "

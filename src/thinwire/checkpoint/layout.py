@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.checkpoint.hashes import file_sha256
-from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, shape_of, tensors_path, whole
+from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, shape_of, tensors_path, whole_manifest
 from thinwire.model.cut import StagePlan
+from thinwire.util.checkpoint_name import age, checkpoint_name, is_checkpoint_name
 from thinwire.util.files import matching
 
-STEP_NAME = re.compile(r"step-(\d{6,})((?:-\d+-[0-9a-f]{8})?)")
 PART_NAME = re.compile(r"stage-(\d+)\.json")
 
 
@@ -48,27 +48,15 @@ def lineage(position: Position, facts: dict[str, Any]) -> str:
     return f"-{len(position.before.split())}-{digest[:8]}"
 
 
-def folder_of(run: Path, position: Position, facts: dict[str, Any]) -> Path:
+def checkpoint_folder(run: Path, position: Position, facts: dict[str, Any]) -> Path:
     """Return the folder of the checkpoint at a position."""
-    return run / "checkpoints" / f"step-{position.step:06d}{lineage(position, facts)}"
+    return run / "checkpoints" / checkpoint_name(position.step, lineage(position, facts))
 
 
 def steps(run: Path, home: str = "checkpoints") -> list[Path]:
     """List checkpoint folders, oldest first; those of `copies` where that is asked for."""
     folders = (run / home).glob("step-*")
-    return sorted((folder for folder in folders if STEP_NAME.fullmatch(folder.name)), key=age)
-
-
-def age(folder: Path) -> tuple[int, int, str]:
-    """Return what orders folders: the step, and at the same step how often the shape had changed."""
-    match = STEP_NAME.fullmatch(folder.name)
-    assert match is not None, folder
-    return int(match[1]), int(match[2].split("-")[1]) if match[2] else 0, match[2]
-
-
-def step_of(folder: Path) -> int:
-    """Return the step of a checkpoint folder."""
-    return age(folder)[0]
+    return sorted((folder for folder in folders if is_checkpoint_name(folder.name)), key=age)
 
 
 def parts_of(folder: Path, *, copies: bool = False) -> list[dict[str, Any]] | None:
@@ -77,7 +65,7 @@ def parts_of(folder: Path, *, copies: bool = False) -> list[dict[str, Any]] | No
     paths = (path for home in homes for path in matching(home, "stage-*.json"))
     indices = {int(match[1]) for path in paths if (match := PART_NAME.fullmatch(path.name))}
     where = {index: home_of(folder, index) if copies else folder for index in sorted(indices)}
-    found = [manifest for index, home in where.items() if (manifest := whole(home, index)) is not None]
+    found = [manifest for index, home in where.items() if (manifest := whole_manifest(home, index)) is not None]
     return found if found and len(found) == found[0]["stages"] and found[-1]["stage"] == len(found) - 1 else None
 
 
@@ -94,7 +82,7 @@ def available(run: Path, plans: Sequence[StagePlan], *, verify: bool = False, co
     """
     names = []
     for folder in steps(run):
-        own = [whole(home_of(folder, plan.index) if copies else folder, plan.index) for plan in plans]
+        own = [whole_manifest(home_of(folder, plan.index) if copies else folder, plan.index) for plan in plans]
         fitting = [part for part, plan in zip(own, plans, strict=True) if part is not None and is_part_of(part, plan)]
         needed = fitting if len(fitting) == len(plans) else parts_of(folder, copies=copies)
         if needed is not None and (not verify or all(is_undamaged(folder, manifest) for manifest in needed)):
@@ -105,7 +93,7 @@ def available(run: Path, plans: Sequence[StagePlan], *, verify: bool = False, co
 def proven(run: Path) -> int:
     """Return the newest step of which the parts here say that every worker had a checkpoint; -1: none was ever whole everywhere."""
     found = [(folder, PART_NAME.fullmatch(path.name)) for folder in steps(run) for path in matching(folder, "stage-*.json")]
-    parts = [whole(folder, int(match[1])) for folder, match in found if match is not None]
+    parts = [whole_manifest(folder, int(match[1])) for folder, match in found if match is not None]
     # An earlier release did not say: then there was one, and to begin again would be wrong.
     return max((part.get("everyone", part["step"]) for part in parts if part is not None), default=-1)
 
@@ -129,7 +117,7 @@ def common(run: Path, lists: Iterable[Iterable[str]], count: int) -> Path:
 def newest(run: Path, count: int) -> Path:
     """Return the newest checkpoint of which all parts are here; a message names the `count` stages that are wanted."""
     if (folders := steps(run)) and not complete(run):
-        have = sorted(index for index in range(count) if whole(home_of(folders[-1], index), index) is not None)
+        have = sorted(index for index in range(count) if whole_manifest(home_of(folders[-1], index), index) is not None)
         missing = ", ".join(str(index) for index in range(count) if index not in have)
         raise ValueError(
             f"{run} holds no complete checkpoint of {count} stages: {folders[-1]} lacks stages {missing}; copy their files stage-N.* from "

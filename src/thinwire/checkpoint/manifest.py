@@ -1,7 +1,8 @@
 """Manifests: what a stage's part of a checkpoint is, in JSON that carries its own checksum.
 
-A manifest vouches for its tensors with their size and SHA-256, and for itself with `checksum`; it must be byte for byte what `encode`
-makes of it, so no changed bit passes. Format 1 had neither checksum nor shape: it can be read, and resumed by what `config.toml` says.
+A manifest vouches for its tensors with their size and SHA-256, and for itself with `checksum`; it must be byte for byte what
+`encode_manifest` makes of it, so no changed bit passes. Format 1 had neither checksum nor shape: it can be read, and resumed by what
+`config.toml` says.
 """
 
 from __future__ import annotations
@@ -62,21 +63,21 @@ def home_of(folder: Path, index: int) -> Path:
     return copies if not manifest_path(folder, index).exists() and manifest_path(copies, index).exists() else folder
 
 
-def encode(manifest: dict[str, Any]) -> bytes:
+def encode_manifest(manifest: dict[str, Any]) -> bytes:
     """Write a manifest with its checksum."""
     body = {name: value for name, value in manifest.items() if name != "checksum"}
     checksum = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "checksum": checksum}, indent=1).encode()
 
 
-def decode(data: bytes) -> dict[str, Any]:
+def decode_manifest(data: bytes) -> dict[str, Any]:
     """Read a manifest; refuse one that is not as it was written, or of a format that is known and with fields that are not."""
     if len(data) > LONGEST:
         raise ValueError(f"it has {len(data)} bytes, a manifest has at most {LONGEST}")
     try:
         manifest = json.loads(data)
         # Deep ones are refused before they are written again: that takes time for every value times every level above it.
-        again = encode(manifest) if isinstance(manifest, dict) and is_flat(manifest) else b""
+        again = encode_manifest(manifest) if isinstance(manifest, dict) and is_flat(manifest) else b""
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(manifest, dict):
@@ -95,7 +96,7 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
     """Read a stage's manifest and refuse one that is damaged, of another format or of another run."""
     path = manifest_path(folder, index)
     try:
-        manifest = decode(read_small(path, LONGEST))
+        manifest = decode_manifest(read_small(path, LONGEST))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}); delete {folder} and resume from the checkpoint before it") from None
     if manifest.get("format") not in (OLD_FORMAT, FORMAT):
@@ -115,7 +116,7 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
     return manifest
 
 
-def whole(folder: Path, index: int) -> dict[str, Any] | None:
+def whole_manifest(folder: Path, index: int) -> dict[str, Any] | None:
     """Return the manifest of a part that was written to the end; None if there is none, or one that a power cut or a full disk cut off."""
     try:
         manifest = read_manifest(folder, index, {})

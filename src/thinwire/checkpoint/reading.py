@@ -30,7 +30,7 @@ BOUNDARY = re.compile(r"(?:entries|exits)\.(\d+)\.")
 Tensors = dict[str, Tensor]
 
 
-def load(
+def load_stages(
     folder: Path,
     stages: Sequence[Stage],
     optimizers: Sequence[StageOptimizer] | None,
@@ -41,6 +41,38 @@ def load(
 
     `exchange` is given what the stages kept of their exchange with other replicas.
     """
+    manifests, same = needed_manifests(folder, stages, facts)
+    parts = [read_part(home_of(folder, manifest["stage"]), manifest) for manifest in manifests]
+    exchanged = taken_out(parts, EXCHANGE)
+    if exchanged and not same:
+        raise ValueError(
+            f"{folder} holds the state of an exchange between replicas, which belongs to its shape; resume in the shape that it has"
+        )
+    if not same:
+        merged = merge(folder, parts)
+        for stage in stages:
+            refuse_other_cuts(folder, stage, merged)
+        parts = [of_stage(stage, merged) for stage in stages]
+    states = [taken_out([part], OPTIMIZER) for part in parts]
+    for stage, weights in zip(stages, parts, strict=True):
+        refuse_misfit(folder, stage, weights)
+    if optimizers is not None and manifests[0]["step"]:  # before the first step there is no state
+        told = all("stateless" in manifest for manifest in manifests)
+        stateless = [name for manifest in manifests for name in manifest["stateless"]] if told else None
+        for stage, optimizer, state in zip(stages, optimizers, states, strict=True):
+            refuse_state(folder, stage, optimizer, state, stateless)
+    if exchange is not None and manifests[0]["step"]:
+        exchange(exchanged)
+    for index, (weights, state) in enumerate(zip(parts, states, strict=True)):
+        # Both copy into memory of torch's own: the bits of later steps must not depend on how a file happened to be aligned.
+        stages[index].load_state_dict(weights)
+        if optimizers is not None:
+            optimizers[index].load_state_tensors(state)
+    return position_of(manifests, facts)
+
+
+def needed_manifests(folder: Path, stages: Sequence[Stage], facts: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """Read the manifests of the stages' own parts, or of all parts of another shape; say whether they are the stages' own."""
     homes = [home_of(folder, stage.plan.index) for stage in stages]
     own = [
         read_manifest(home, stage.plan.index, facts)
@@ -50,35 +82,7 @@ def load(
     same = len(own) == len(stages) and all(is_part_of(part, stage.plan) for part, stage in zip(own, stages, strict=True))
     manifests = own if same else all_manifests(folder, facts)
     refuse_mixed(folder, manifests)
-    parts = [read_part(home_of(folder, manifest["stage"]), manifest) for manifest in manifests]
-    exchanged = taken_out(parts, EXCHANGE)
-    if exchanged and not same:
-        raise ValueError(
-            f"{folder} holds the state of an exchange between replicas, which belongs to its shape; resume in the shape that it has"
-        )
-    if not same:
-        parts = [merge(folder, parts)] * len(stages)
-    chosen = []
-    for stage, tensors in zip(stages, parts, strict=True):
-        if not same:
-            refuse_other_cuts(folder, stage, tensors)
-            tensors = of_stage(stage, tensors)
-        weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER)}
-        refuse_misfit(folder, stage, weights)
-        chosen.append((weights, {name.removeprefix(OPTIMIZER): tensors[name] for name in tensors if name not in weights}))
-    if optimizers is not None and manifests[0]["step"]:  # before the first step there is no state
-        told = all("stateless" in manifest for manifest in manifests)
-        stateless = [name for manifest in manifests for name in manifest["stateless"]] if told else None
-        for stage, optimizer, (_, state) in zip(stages, optimizers, chosen, strict=True):
-            refuse_state(folder, stage, optimizer, state, stateless)
-    if exchange is not None and manifests[0]["step"]:
-        exchange(exchanged)
-    for index, (weights, state) in enumerate(chosen):
-        # Both copy into memory of torch's own: the bits of later steps must not depend on how a file happened to be aligned.
-        stages[index].load_state_dict(weights)
-        if optimizers is not None:
-            optimizers[index].load_state_tensors(state)
-    return position_of(manifests, facts)
+    return manifests, same
 
 
 def all_manifests(folder: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.checkpoint.layout import Position, folder_of
+from thinwire.checkpoint.layout import Position, checkpoint_folder
 from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
@@ -106,7 +106,7 @@ class Saver:
     def place(self, step: int) -> Path:
         """Return the folder of a step in the present stretch of the run: that of the last position that was given to `save`."""
         with self._state:
-            return folder_of(self.run, Position(step, 0.0, self._before), self.facts)
+            return checkpoint_folder(self.run, Position(step, 0.0, self._before), self.facts)
 
     def confirm(self, step: int, spare: Collection[int] = ()) -> None:
         """Note that every worker has a checkpoint of this step on its disk: delete this process's parts that are older.
@@ -156,7 +156,7 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> str | None:
         """Write a snapshot; return what went wrong."""
-        folder = folder_of(self.run, snapshot.position, self.facts)
+        folder = checkpoint_folder(self.run, snapshot.position, self.facts)
         try:
             write_parts(folder, snapshot.parts)
         except Exception as error:  # whatever it was: training goes on, and the last good checkpoint stays

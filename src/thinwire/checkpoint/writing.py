@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from thinwire.checkpoint.hashes import file_sha256
-from thinwire.checkpoint.layout import Position, age, folder_of, parts_of, step_of, steps
-from thinwire.checkpoint.manifest import FORMAT, encode, manifest_path, tensors_path, whole
+from thinwire.checkpoint.layout import Position, checkpoint_folder, parts_of, steps
+from thinwire.checkpoint.manifest import FORMAT, encode_manifest, manifest_path, tensors_path, whole_manifest
 from thinwire.checkpoint.safetensors import Piece, write_file
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
+from thinwire.util.checkpoint_name import age, step_of
 from thinwire.util.files import matching, write_atomic
 
 KEEP = 2
@@ -82,7 +83,7 @@ def part_of(
 
 def save(run: Path, stages: Sequence[Stage], optimizers: Sequence[StageOptimizer], position: Position, facts: dict[str, Any]) -> Path:
     """Write some stages' parts of one checkpoint at once, then delete those that are no longer needed."""
-    folder = folder_of(run, position, facts)
+    folder = checkpoint_folder(run, position, facts)
     parts = [part_of(*pair, position, facts, copy=False) for pair in zip(stages, optimizers, strict=True)]
     write_parts(folder, parts)
     prune(run, [part.index for part in parts], folder)
@@ -129,7 +130,7 @@ def write_part(folder: Path, part: Part) -> bool:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
     try:
         digest = write_file(temporary, [piece(name, tensor) for name, tensor in part.tensors.items()])
-        there = whole(folder, part.index)
+        there = whole_manifest(folder, part.index)
         # After a resume a step is done again, with the same bits: to put it in place once more could only lose it.
         if there is not None and there["sha256"] == digest == file_sha256(path):
             return False
@@ -137,12 +138,12 @@ def write_part(folder: Path, part: Part) -> bool:
         size = temporary.stat().st_size
         temporary.replace(path)
         sync_folder(folder)
-        write_atomic(seal, encode({**part.manifest, "sha256": digest, "bytes": size}))
+        write_atomic(seal, encode_manifest({**part.manifest, "sha256": digest, "bytes": size}))
         sync_folder(folder)
         return True
     except BaseException:
         with suppress(OSError):
-            if whole(folder, part.index) is None:
+            if whole_manifest(folder, part.index) is None:
                 remove_part(folder, part.index)
         raise
     finally:
@@ -193,7 +194,7 @@ def prune(run: Path, indices: Sequence[int], newest: Path, spare: Collection[int
         return age(folder)[1:] == age(newest)[1:]
 
     def is_whole(folder: Path) -> bool:
-        return all(whole(folder, index) for index in indices) if is_ours(folder) else parts_of(folder) is not None
+        return all(whole_manifest(folder, index) for index in indices) if is_ours(folder) else parts_of(folder) is not None
 
     candidates = [folder for folder in steps(run) if step_of(folder) <= step_of(newest)]
     good = [folder for folder in candidates if is_whole(folder)]
@@ -234,6 +235,6 @@ def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path 
 def vouch(folder: Path) -> None:
     """Write into a checkpoint that every worker has it: newer parts, which said so, are about to go."""
     for path in matching(folder, "stage-*.json"):
-        part = whole(folder, int(path.stem.removeprefix("stage-"))) if path.stem.removeprefix("stage-").isdecimal() else None
+        part = whole_manifest(folder, int(path.stem.removeprefix("stage-"))) if path.stem.removeprefix("stage-").isdecimal() else None
         if part is not None and part.get("everyone", part["step"]) < part["step"]:
-            write_atomic(path, encode({**part, "everyone": part["step"]}))
+            write_atomic(path, encode_manifest({**part, "everyone": part["step"]}))

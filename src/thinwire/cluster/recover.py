@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from thinwire import checkpoint
-from thinwire.checkpoint.manifest import whole
+from thinwire.checkpoint.manifest import whole_manifest
 from thinwire.cluster.membership import Membership, remember
 from thinwire.cluster.observe import Observer
 from thinwire.cluster.standby import StandbyServer
@@ -212,7 +212,7 @@ def let_go(neighbours: Neighbours, pipeline: WorkerPipeline | None, reason: Link
 
 def kept_step(run: Path, stage: int) -> int:
     """Return the newest step of which a stage has a checkpoint in its run folder; 0: none."""
-    return max((checkpoint.step_of(folder) for folder in checkpoint.steps(run) if whole(folder, stage)), default=0)
+    return max((checkpoint.step_of(folder) for folder in checkpoint.steps(run) if whole_manifest(folder, stage)), default=0)
 
 
 def say_last(why: str) -> None:

@@ -31,7 +31,7 @@ from thinwire.codecs.projector import Channels, Frozen, Learned
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
-from thinwire.model.initial import EMBEDDING, EMBEDDING_STD, draw
+from thinwire.model.initial import EMBEDDING, EMBEDDING_STD, draw_normal
 from thinwire.model.subspace.basis import random_basis
 from thinwire.util.noise import key, mix
 
@@ -67,16 +67,16 @@ class Anchor(nn.Module):
 
     def __init__(self, options: AnchoredOptions, model: ModelConfig, layer: int, seed: int) -> None:
         super().__init__()
-        start_VD = draw(seed, EMBEDDING, (model.vocabulary, model.width)) * EMBEDDING_STD
+        start_VD = draw_normal(seed, EMBEDDING, (model.vocabulary, model.width)) * EMBEDDING_STD
         full = options.anchors == "full"
         self.rows = nn.Parameter(start_VD if full else torch.zeros(model.vocabulary, options.anchor_rank))
         self.register_buffer("start_VD", None if full else start_VD, persistent=False)
         name = f"entries.{layer}.anchor"
         spread = options.anchor_rank**-0.5
-        self.widen = None if full else nn.Parameter(draw(seed, f"{name}.widen", (options.anchor_rank, model.width)) * spread)
+        self.widen = None if full else nn.Parameter(draw_normal(seed, f"{name}.widen", (options.anchor_rank, model.width)) * spread)
         self.ngrams = nn.ParameterList(torch.zeros(options.buckets, options.anchor_rank) for _ in range(options.ngrams - 1))
         self.widen_ngrams = nn.ParameterList(
-            draw(seed, f"{name}.widen_ngrams.{index}", (options.anchor_rank, model.width)) * spread * options.ngram_gain
+            draw_normal(seed, f"{name}.widen_ngrams.{index}", (options.anchor_rank, model.width)) * spread * options.ngram_gain
             for index in range(options.ngrams - 1)
         )
         self.key = key(seed, layer)

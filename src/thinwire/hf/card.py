@@ -78,8 +78,8 @@ def table(source: Checkpointed, losses: Losses, summary: dict[str, Any], dtype: 
     config, step = source.config, source.step
     train = config.train
     rows = [("steps", f"{step:,}"), ("tokens", f"{step * train.batch * config.model.context:,}")]
-    rows += [("validation loss, boundaries as trained", shown(losses.trained, losses))]
-    rows += [("validation loss, no boundary (the plain network)", shown(losses.plain, losses))]
+    rows += [("validation loss, boundaries as trained", loss_or_reason(losses.trained, losses))]
+    rows += [("validation loss, no boundary (the plain network)", loss_or_reason(losses.plain, losses))]
     if summary.get("steps") == step:
         rows += [("validation loss at the end of the run", f"{summary['val_loss']:.4f}")]
     options = ", ".join(f"{key} {value}" for key, value in asdict(config.codec).items() if value is not None and key != "name")
@@ -95,7 +95,7 @@ def table(source: Checkpointed, losses: Losses, summary: dict[str, Any], dtype: 
     return "\n".join(lines) + "\n"
 
 
-def shown(loss: float | None, losses: Losses) -> str:
+def loss_or_reason(loss: float | None, losses: Losses) -> str:
     """Write a loss, or why there is none."""
     if loss is not None:
         return f"{loss:.4f} ({losses.sequences} sequences)"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thinwire import checkpoint
-from thinwire.checkpoint.fitting import form
+from thinwire.checkpoint.fitting import shape_and_format
 from thinwire.checkpoint.safetensors import Stored, list_tensors
 from thinwire.codecs.base import DTYPES
 from thinwire.config.sections import RunConfig
@@ -49,7 +49,7 @@ class Checkpointed:
         """Copy a stage's weights into it."""
         tensors = self.tensors
         for name, target in stage.state_dict().items():
-            here, there = form(target), form(tensors.get(name))
+            here, there = shape_and_format(target), shape_and_format(tensors.get(name))
             if here != there:
                 raise ValueError(
                     f"{self.folder} does not fit the settings in {self.run / CONFIG_FILE}: {name} is {there} there, {here} here"

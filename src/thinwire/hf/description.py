@@ -50,7 +50,7 @@ def to_json(model: ModelConfig, dtype: torch.dtype, tokens: dict[str, Any], posi
     }
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say what is wrong with the file."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
@@ -66,22 +66,22 @@ def read_json(path: Path) -> dict[str, Any]:
 def from_json(table: dict[str, Any], where: Path) -> ModelConfig:
     """Return the settings of the same network."""
     refuse_others(table, where)
-    heads = number(table, "num_attention_heads", where)
-    width = number(table, "hidden_size", where)
-    head_size = number(table, "head_dim", where, width // max(1, heads))
+    heads = whole_number(table, "num_attention_heads", where)
+    width = whole_number(table, "hidden_size", where)
+    head_size = whole_number(table, "head_dim", where, width // max(1, heads))
     if head_size * heads != width:
         raise ValueError(
             f"{where}: head_dim is {head_size}, but hidden_size / num_attention_heads is {width} / {heads}; our attention is as wide as "
             "the model: choose a model whose heads divide its width"
         )
     return ModelConfig(
-        vocabulary=number(table, "vocab_size", where),
+        vocabulary=whole_number(table, "vocab_size", where),
         width=width,
-        layers=number(table, "num_hidden_layers", where),
+        layers=whole_number(table, "num_hidden_layers", where),
         heads=heads,
-        kv_heads=number(table, "num_key_value_heads", where, heads),
-        ffn=number(table, "intermediate_size", where),
-        context=number(table, "max_position_embeddings", where, 2048),
+        kv_heads=whole_number(table, "num_key_value_heads", where, heads),
+        ffn=whole_number(table, "intermediate_size", where),
+        context=whole_number(table, "max_position_embeddings", where, 2048),
         rope_theta=rotary_base(table, where),
         norm_eps=real(table, "rms_norm_eps", where, 1e-6),
         output_bias=bool(table.get("attention_bias") or table.get("mlp_bias")),
@@ -129,7 +129,7 @@ def rotary_base(table: dict[str, Any], where: Path) -> float:
     return real({"rope_theta": base}, "rope_theta", where)
 
 
-def number(table: dict[str, Any], name: str, where: Path, default: int | None = None) -> int:
+def whole_number(table: dict[str, Any], name: str, where: Path, default: int | None = None) -> int:
     """Return a whole number of at least 1."""
     value: Any = default if table.get(name) is None else table[name]
     if type(value) is not int or value < 1:

@@ -105,7 +105,7 @@ def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
         path = place / f"stage-{index}.safetensors"
         hashes[path.as_posix()] = write_file(folder / path, [tensor.piece() for tensor in part.values()])
         sealed = manifest | {"sha256": hashes[path.as_posix()], "bytes": (folder / path).stat().st_size}
-        (folder / path).with_suffix(".json").write_bytes(checkpoint.encode(sealed))
+        (folder / path).with_suffix(".json").write_bytes(checkpoint.encode_manifest(sealed))
     return hashes
 
 

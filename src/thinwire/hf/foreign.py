@@ -19,9 +19,9 @@ from thinwire.checkpoint import file_sha256
 from thinwire.checkpoint.safetensors import CHUNK_BYTES, Stored, list_tensors
 from thinwire.config.sections import ModelConfig
 from thinwire.config.toml import CONFIG_FILE
-from thinwire.hf.description import CONFIG_JSON, CONTENTS, from_json, read_json
+from thinwire.hf.description import CONFIG_JSON, CONTENTS, from_json, read_object
 from thinwire.hf.links import has_file
-from thinwire.hf.names import Entry, layout
+from thinwire.hf.names import PlainTensor, layout
 from thinwire.hf.tokenizer import KEPT
 from thinwire.model.stage import Stage
 
@@ -39,7 +39,7 @@ class Foreign:
     model: ModelConfig
     tensors: dict[str, Stored]
 
-    def get(self, entry: Entry) -> Tensor:
+    def get(self, entry: PlainTensor) -> Tensor:
         """Read a tensor; a bias that the folder does not have is zero."""
         found = self.tensors.get(entry.theirs)
         return torch.zeros(entry.shape) if found is None else found.whole()
@@ -67,7 +67,7 @@ class Foreign:
                 )
 
 
-def open_folder(folder: Path) -> Foreign:
+def open_foreign(folder: Path) -> Foreign:
     """Open a folder and check all of it: names, shapes, formats, that weights are numbers, and with `thinwire.json` the sha256."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give the folder of a Hugging Face Llama model, with config.json and safetensors files")
@@ -75,7 +75,7 @@ def open_folder(folder: Path) -> Foreign:
         raise ValueError(f"{folder} is a thinwire folder, not a Hugging Face one; go on with: thinwire train --run {folder} --resume")
     for name in (*KEPT, CONTENTS, INDEX, WEIGHTS):
         has_file(folder, name)
-    model = from_json(read_json(folder / CONFIG_JSON), folder / CONFIG_JSON)
+    model = from_json(read_object(folder / CONFIG_JSON), folder / CONFIG_JSON)
     check_contents(folder)
     foreign = Foreign(folder, model, find_tensors(folder))
     check_tensors(foreign)
@@ -87,7 +87,7 @@ def check_contents(folder: Path) -> None:
     path = folder / CONTENTS
     if not path.is_file():
         return
-    files = read_json(path).get("files")
+    files = read_object(path).get("files")
     if not isinstance(files, dict):
         raise ValueError(f"{path} lists no files; {AGAIN}, or delete {CONTENTS} to go without its check")
     for name, digest in files.items():
@@ -123,7 +123,7 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
 
 def indexed(folder: Path) -> dict[str, Stored]:
     """List the tensors that the index places, each in the shard it names."""
-    places = read_json(folder / INDEX).get("weight_map")
+    places = read_object(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ValueError(f"{folder / INDEX} has no weight_map; {AGAIN}")
     found: dict[str, Stored] = {}
@@ -148,7 +148,7 @@ def check_tensors(foreign: Foreign) -> None:
             f"{CONFIG_JSON}; {AGAIN}"
         )
     expected = {entry.theirs: entry for entry in layout(foreign.model)}
-    description = read_json(foreign.folder / CONFIG_JSON)
+    description = read_object(foreign.folder / CONFIG_JSON)
     absent = [part for part, word in (("self_attn", "attention_bias"), ("mlp", "mlp_bias")) if not description.get(word)]
     for name, entry in expected.items():
         found = foreign.tensors.get(name)

@@ -22,11 +22,11 @@ from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.config.toml import CONFIG_FILE, load_config, to_toml
 from thinwire.data.open import open_data
 from thinwire.hf.checkpointed import open_checkpoint
-from thinwire.hf.description import CONFIG_JSON, read_json, untaken
+from thinwire.hf.description import CONFIG_JSON, read_object, untaken
 from thinwire.hf.folders import new_folder, refuse_existing
-from thinwire.hf.foreign import Foreign, open_folder
+from thinwire.hf.foreign import Foreign, open_foreign
 from thinwire.hf.links import copy_file
-from thinwire.hf.measure import measure
+from thinwire.hf.measure import measure_losses
 from thinwire.hf.plain import lean_codec, plans_of, why_no_llama
 from thinwire.hf.project import Projection
 from thinwire.hf.tokenizer import keep
@@ -40,6 +40,7 @@ from thinwire.run.check import check
 from thinwire.run.evaluate import validation_batch
 from thinwire.run.saved import TOKENIZER_FILE
 from thinwire.run.settings import DEFAULT_CONFIG, chosen_codec, parse, resolve, scan
+from thinwire.util.checkpoint_name import checkpoint_name
 
 OURS_TO_CHOOSE = ("context", "free_layers", "dropout", "output_dropout")
 """Settings of [model] that change no weight, so that they need not be the folder's."""
@@ -74,10 +75,10 @@ def main(argv: list[str]) -> None:
 def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = False) -> list[str]:
     """Make the run folder; return what to tell the user."""
     refuse_existing(run, "the run folder")
-    foreign = open_folder(folder)
-    config = settings(foreign, run, words)
+    foreign = open_foreign(folder)
+    config = imported_settings(foreign, run, words)
     fill, said = chosen_fill(foreign, config, project)
-    said = [*untaken(read_json(folder / CONFIG_JSON)), *said]
+    said = [*untaken(read_object(folder / CONFIG_JSON)), *said]
     # The copy in the run folder is not there yet.
     here = replace(config.data, tokenizer=str(folder / TOKENIZER_FILE)) if (folder / TOKENIZER_FILE).is_file() else config.data
     data = open_data(here, config.model, config.seed)
@@ -91,13 +92,13 @@ def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = 
         keep(folder, made, foreign.dtype)
         if data.tokenizer_json is not None and not copy_file(folder, TOKENIZER_FILE, made):
             (made / TOKENIZER_FILE).write_text(data.tokenizer_json, encoding="utf-8")
-        save(made, config, fill, data.fingerprint)
-        losses = measure(config, windows_NT1, open_checkpoint(made).fill, step=0, plain=True)
+        write_start(made, config, fill, data.fingerprint)
+        losses = measure_losses(config, windows_NT1, open_checkpoint(made).fill, step=0, plain=True)
         said.append(("after projection: " if project else "") + losses.describe("the boundaries of the run"))
     return [*said, f"{run} is a run at step 0; train it with: thinwire train --run {run} --resume"]
 
 
-def settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig:
+def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig:
     """Put the settings of the run together and check them."""
     words = scan(argv)
     for word, advice in REFUSED.items():
@@ -162,10 +163,10 @@ def unbound(config: RunConfig) -> RunConfig:
     return replace(config, codec=chosen_codec(config.codec, "dense"))
 
 
-def save(made: Path, config: RunConfig, fill: staged.Fill, fingerprint: str) -> None:
+def write_start(made: Path, config: RunConfig, fill: staged.Fill, fingerprint: str) -> None:
     """Write the checkpoint of step 0, one stage in memory at a time, with the facts that a resume compares."""
     facts = checkpoint.facts(config, fingerprint)
-    folder = made / "checkpoints" / "step-000000"
+    folder = made / "checkpoints" / checkpoint_name(0)
     folder.mkdir(parents=True)
     codec, ranges = build_codec(config), [plan.layers for plan in plans_of(config)]
     for index in range(len(ranges)):

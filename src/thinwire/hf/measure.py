@@ -44,7 +44,7 @@ def validation_windows(config: RunConfig, run: Path, sequences: int) -> Tensor:
     return validation_batch(open_data(data, config.model, config.seed), sequences, microbatch)
 
 
-def measure(config: RunConfig, windows_NT1: Tensor, fill: staged.Fill, *, step: int, plain: bool) -> Losses:
+def measure_losses(config: RunConfig, windows_NT1: Tensor, fill: staged.Fill, *, step: int, plain: bool) -> Losses:
     """Measure both losses, one stage in memory at a time."""
     trained = staged.evaluate(config, windows_NT1, fill, step=step)
     without = staged.evaluate(config, windows_NT1, fill, step=step, boundaries=False) if plain else None
@@ -63,4 +63,4 @@ def measure_run(config: RunConfig, run: Path, fill: staged.Fill, *, step: int, p
     except (ValueError, OSError) as error:
         return Losses(why_not=f"the run's text cannot be opened here ({error})")
     print(f"thinwire: measuring the validation loss on {len(windows_NT1)} sequences; --sequences 0 leaves it out", file=sys.stderr)
-    return measure(config, windows_NT1, fill, step=step, plain=plain)
+    return measure_losses(config, windows_NT1, fill, step=step, plain=plain)

@@ -24,7 +24,7 @@ WITH_BIAS = ("attention.output", "ffn.down")
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlainTensor:
     """One tensor of the plain network."""
 
     theirs: str
@@ -39,27 +39,27 @@ class Entry:
         return self.ours == EMBEDDING or (self.ours or "").endswith(("attention.output.weight", "ffn.down.weight"))
 
 
-def layout(model: ModelConfig) -> list[Entry]:
+def layout(model: ModelConfig) -> list[PlainTensor]:
     """List the tensors of the plain network in the order of the layers."""
-    entries = [Entry("model.embed_tokens.weight", EMBEDDING, (model.vocabulary, model.width))]
+    entries = [PlainTensor("model.embed_tokens.weight", EMBEDDING, (model.vocabulary, model.width))]
     for layer in range(model.layers):
         entries += of_layer(model, layer)
-    entries.append(Entry("model.norm.weight", "norm.weight", (model.width,)))
+    entries.append(PlainTensor("model.norm.weight", "norm.weight", (model.width,)))
     if not model.tied_head:
-        entries.append(Entry("lm_head.weight", HEAD, (model.vocabulary, model.width)))
+        entries.append(PlainTensor("lm_head.weight", HEAD, (model.vocabulary, model.width)))
     return entries
 
 
-def of_layer(model: ModelConfig, layer: int) -> Iterator[Entry]:
+def of_layer(model: ModelConfig, layer: int) -> Iterator[PlainTensor]:
     """List the tensors of one layer."""
     width, keys = model.width, model.kv_heads * model.head_size
     outputs = {"attention.key": keys, "attention.value": keys, "ffn.gate": model.ffn, "ffn.up": model.ffn}
     for ours, theirs in OF_A_LAYER.items():
         theirs, named = f"model.layers.{layer}.{theirs}", f"layers.{layer}.{ours}"
         if ours.endswith("norm"):
-            yield Entry(f"{theirs}.weight", f"{named}.weight", (width,), layer)
+            yield PlainTensor(f"{theirs}.weight", f"{named}.weight", (width,), layer)
             continue
         rows = outputs.get(ours, width)
-        yield Entry(f"{theirs}.weight", f"{named}.weight", (rows, model.ffn if ours == "ffn.down" else width), layer)
+        yield PlainTensor(f"{theirs}.weight", f"{named}.weight", (rows, model.ffn if ours == "ffn.down" else width), layer)
         if model.output_bias:
-            yield Entry(f"{theirs}.bias", f"{named}.bias" if ours in WITH_BIAS else None, (rows,), layer)
+            yield PlainTensor(f"{theirs}.bias", f"{named}.bias" if ours in WITH_BIAS else None, (rows,), layer)

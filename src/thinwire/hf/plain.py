@@ -13,12 +13,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from thinwire.checkpoint.fitting import form
+from thinwire.checkpoint.fitting import shape_and_format
 from thinwire.checkpoint.safetensors import Piece, Stored
 from thinwire.codecs.base import Codec
 from thinwire.config.sections import RunConfig
 from thinwire.hf.checkpointed import Checkpointed
-from thinwire.hf.names import Entry, layout
+from thinwire.hf.names import PlainTensor, layout
 from thinwire.model.cut import StagePlan, constrained_layers, cut_layers
 from thinwire.model.stream import Stream
 from thinwire.model.subspace.stream import SubspaceStream
@@ -78,13 +78,13 @@ def pieces(source: Checkpointed, dtype: torch.dtype) -> list[Piece]:
 
 def stored(source: Checkpointed, tensors: dict[str, Stored], name: str, shape: tuple[int, ...]) -> Stored:
     """Find a tensor of the checkpoint and check its shape and number format."""
-    there, here = form(tensors.get(name)), form(torch.empty(shape, dtype=source.dtype, device="meta"))
+    there, here = shape_and_format(tensors.get(name)), shape_and_format(torch.empty(shape, dtype=source.dtype, device="meta"))
     if there != here:
         raise ValueError(f"{source.folder} does not fit the run's settings: {name} is {there} there, {here} by config.toml")
     return tensors[name]
 
 
-def as_it_is(source: Checkpointed, tensors: dict[str, Stored], entry: Entry, dtype: torch.dtype) -> Piece:
+def as_it_is(source: Checkpointed, tensors: dict[str, Stored], entry: PlainTensor, dtype: torch.dtype) -> Piece:
     """Take a tensor over; a bias that we do not have is zero."""
     if entry.ours is None:
         return Piece(entry.theirs, entry.shape, dtype, lambda start, stop: torch.zeros(stop - start))
@@ -94,7 +94,7 @@ def as_it_is(source: Checkpointed, tensors: dict[str, Stored], entry: Entry, dty
 class Widened:
     """Make D-wide rows from coordinates: U Z, or fixed[t] + U e_t for the embedding."""
 
-    def __init__(self, source: Checkpointed, tensors: dict[str, Stored], entry: Entry, stream: Stream) -> None:
+    def __init__(self, source: Checkpointed, tensors: dict[str, Stored], entry: PlainTensor, stream: Stream) -> None:
         assert isinstance(stream, SubspaceStream) and entry.ours is not None
         self.entry, self.stream = entry, stream
         self.basis_DK = stream.basis_DK.double()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.checkpoint.safetensors import Stored
 from thinwire.hf.foreign import Foreign, row_blocks
-from thinwire.hf.names import EMBEDDING, Entry, layout
+from thinwire.hf.names import EMBEDDING, PlainTensor, layout
 from thinwire.model.stage import Stage
 from thinwire.model.subspace.fixed import FixedFeatures
 from thinwire.model.subspace.stream import SubspaceStream
@@ -28,7 +28,7 @@ class Projection:
         """Share of the energy written that lies in U."""
         self.basis_DK = vectors_DD[:, -rank:].flip(1).to(stream.basis_DK.dtype)
 
-    def _bound(self, entry: Entry) -> bool:
+    def _bound(self, entry: PlainTensor) -> bool:
         return entry.writes and (entry.layer is None or entry.layer < self.constrained)
 
     def _energy(self, fixed: FixedFeatures) -> Tensor:

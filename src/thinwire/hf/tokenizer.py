@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thinwire.data.tokenize import end_token, load_tokenizer
-from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, TOKENS, read_json
+from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, TOKENS, read_object
 from thinwire.hf.links import copy_file, has_file
 from thinwire.run.saved import TOKENIZER_FILE
 
@@ -32,14 +32,14 @@ def keep(folder: Path, run: Path, dtype: torch.dtype) -> None:
 def kept_dtype(run: Path) -> torch.dtype | None:
     """Return the number format of the weights that an imported run started from."""
     name = f"{KEPT_FOLDER}/{CONTENTS}"
-    named = read_json(run / name).get("dtype") if has_file(run, name) else None
+    named = read_object(run / name).get("dtype") if has_file(run, name) else None
     return next((dtype for dtype in DTYPES.values() if str(dtype) == f"torch.{named}"), None)
 
 
 def kept_description(run: Path) -> dict[str, Any] | None:
     """Return the `config.json` that an imported run came with."""
     name = f"{KEPT_FOLDER}/{CONFIG_JSON}"
-    return read_json(run / name) if has_file(run, name) else None
+    return read_object(run / name) if has_file(run, name) else None
 
 
 def write_tokenizer(run: Path, out: Path, context: int) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
 def drop_after(path: Path, step: int) -> None:
     """Keep the whole lines up to a step: by cutting the file off, which needs no room, or else in one atomic replacement."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if step_of(line) <= step]
+    kept = [line for line in lines if step_of_line(line) <= step]
     if kept == lines[: len(kept)]:
         with path.open("rb+") as file:
             file.truncate(sum(len(line.encode()) + 1 for line in kept))
@@ -106,7 +106,7 @@ def drop_after(path: Path, step: int) -> None:
     os.replace(scratch, path)
 
 
-def step_of(line: str) -> float:
+def step_of_line(line: str) -> float:
     """Read a line's step; a line torn by a crash lies beyond every step."""
     try:
         return json.loads(line)["step"]

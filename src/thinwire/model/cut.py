@@ -44,12 +44,12 @@ def constrained_layers(model: ModelConfig, ranges: list[range]) -> int:
     if free > last:
         raise ValueError(
             f"model.free_layers is {free} but the last stage has {last} layer{'s' * (last > 1)} and no boundary can stand between free "
-            f"layers: give the last stage at least {free}{advice(model.layers, len(ranges), free)}"
+            f"layers: give the last stage at least {free}{split_advice(model.layers, len(ranges), free)}"
         )
     return model.layers - free
 
 
-def advice(layers: int, stages: int, free: int) -> str:
+def split_advice(layers: int, stages: int, free: int) -> str:
     """Name a split whose last stage holds the free layers, if there is one."""
     if layers - free < stages - 1:
         return f"; with so many stages that cannot be, choose pipeline.stages {layers - free + 1} or fewer"

@@ -12,7 +12,7 @@ EMBEDDING_STD = 1.0
 """Unit size, so that a token's own features outweigh what the first branches write."""
 
 
-def draw(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+def draw_normal(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     """Return standard normal numbers that depend on seed and name alone."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))

@@ -15,8 +15,8 @@ from torch.nn import functional
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.ends import Context, Measuring, Shared, StageCodec
-from thinwire.model.initial import EMBEDDING_STD, draw
-from thinwire.model.llama.block import Block, Dropout, Memory, Pass, RMSNorm, rotary_tables
+from thinwire.model.initial import EMBEDDING_STD, draw_normal
+from thinwire.model.llama.block import Dropout, KVCache, LlamaBlock, Pass, RMSNorm, rotary_tables
 from thinwire.model.stream import Stream
 from thinwire.util.noise import key
 
@@ -72,7 +72,7 @@ class Stage(nn.Module):
         for layer in plan.layers:
             width = codec.width if layer < constrained else model.width
             before_exit = layer == plan.layers.stop - 1 and not plan.last
-            self.layers[str(layer)] = Block(model, layer, width, codec.sent_width if before_exit else width)
+            self.layers[str(layer)] = LlamaBlock(model, layer, width, codec.sent_width if before_exit else width)
         if plan.last:
             self.norm = RMSNorm(model.width, model.norm_eps)
             self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
@@ -120,7 +120,7 @@ class Stage(nn.Module):
             # U has orthonormal columns: this makes U Z write as much into the stream as an unconstrained matrix would.
             std *= math.sqrt(self.model.width / parameter.shape[axis])
         with torch.no_grad():
-            parameter.copy_(draw(self.seed, name, parameter.shape) * std)
+            parameter.copy_(draw_normal(self.seed, name, parameter.shape) * std)
 
     def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
@@ -130,7 +130,7 @@ class Stage(nn.Module):
             return self._through(ids_BT1[:, :-1], payload, context, *tables, runner=runner, targets_BT=ids_BT1[:, 1:])
 
     @torch.no_grad()
-    def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, memory: Memory, count: int) -> tuple[Tensor, ...]:
+    def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, memory: KVCache, count: int) -> tuple[Tensor, ...]:
         """Read tokens that follow those in memory, `count` of them real and the rest padding; return the payload, or (logits,)."""
         positions = range(memory.length, memory.length + ids_BT.shape[1])
         cosine_TS, sine_TS = (table.to(self.cosine_TS) for table in rotary_tables(self.model, positions))
@@ -145,7 +145,7 @@ class Stage(nn.Module):
         context: Context,
         cosine_TS: Tensor,
         sine_TS: Tensor,
-        memory: Memory | None = None,
+        memory: KVCache | None = None,
         runner: Runner = PLAIN,
         targets_BT: Tensor | None = None,
     ) -> tuple[Tensor, ...]:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import struct
 import threading
 from collections.abc import Collection
@@ -20,6 +19,7 @@ from pathlib import Path
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
+from thinwire.util.checkpoint_name import is_checkpoint_name, step_of
 from thinwire.util.disk import shortage, warn
 from thinwire.util.files import matching, read_small
 
@@ -32,13 +32,6 @@ MANIFEST_BYTES = 2**20
 """Most bytes of a manifest."""
 MOST_COPIES = 4
 """Checkpoints of one neighbour that are kept at most: two that stay, and newer ones that not all workers have yet."""
-NAME = re.compile(r"step-([0-9]{6,12})(?:-[0-9]{1,6}-[0-9a-f]{8})?")
-
-
-def step_of(name: str) -> int:
-    """Return the step in a checkpoint's name."""
-    match = NAME.fullmatch(name)
-    return int(match[1]) if match else -1
 
 
 class Copies:
@@ -123,9 +116,9 @@ class Copies:
         """Note that every worker has a checkpoint of this step: delete copies that are older than the newest one up to it."""
         self.safe = step
         for stage in self.links:
-            older = sorted(each for path in self._manifests(stage) if (each := step_of(path.parent.name)) <= step)
+            older = sorted(each for path in self._manifests(stage) if (each := step_of(path.parent)) <= step)
             for folder in matching(self.folder, "step-*"):
-                if older and step_of(folder.name) < older[-1]:
+                if older and step_of(folder) < older[-1]:
                     self._delete(folder, stage)
 
     def give_back(self, stage: int, name: str) -> None:
@@ -156,7 +149,7 @@ class Copies:
         self.decided.set()
 
     def _manifests(self, stage: int) -> list[Path]:
-        return [path for path in self._parts(self.folder, f"stage-{stage}.json") if NAME.fullmatch(path.parent.name)]
+        return [path for path in self._parts(self.folder, f"stage-{stage}.json") if is_checkpoint_name(path.parent.name)]
 
     @staticmethod
     def _parts(folder: Path, pattern: str) -> list[Path]:
@@ -251,7 +244,7 @@ class Copies:
             raise ProtocolError("SNAPSHOT", len(piece), f"at least {PIECE.size} bytes")
         stage, number, length, offset, total = PIECE.unpack_from(piece)
         name = piece[PIECE.size : PIECE.size + length].decode("ascii", "replace")
-        known = stage in (neighbour, self.stage) and number < len(ENDINGS) and NAME.fullmatch(name)
+        known = stage in (neighbour, self.stage) and number < len(ENDINGS) and is_checkpoint_name(name)
         if not known or not 0 < total <= self.largest[number]:
             raise ProtocolError("SNAPSHOT", (stage, name, number, total), "a file of the neighbour's checkpoint or of this stage's")
         if stage == self.stage:
@@ -302,8 +295,8 @@ class Copies:
 
     def _make_room(self, stage: int, newest: Path) -> None:
         """Let the oldest copies of a neighbour go when there are more than anyone can need; the last one that is safe stays."""
-        folders = sorted({path.parent for path in self._parts(self.folder, f"stage-{stage}.*")}, key=lambda folder: step_of(folder.name))
-        safe = [folder for folder in folders if step_of(folder.name) <= self.safe][-1:]
+        folders = sorted({path.parent for path in self._parts(self.folder, f"stage-{stage}.*")}, key=lambda folder: step_of(folder))
+        safe = [folder for folder in folders if step_of(folder) <= self.safe][-1:]
         for folder in [folder for folder in folders if folder not in (newest, *safe)][: max(0, len(folders) - MOST_COPIES)]:
             self._delete(folder, stage)
 
@@ -333,7 +326,7 @@ class Copies:
             return
         self._make_room(stage, folder)
         if stage in self.whole:
-            self.whole[stage].add(step_of(folder.name))
+            self.whole[stage].add(step_of(folder))
             self.failed.pop(stage, None)
 
     @staticmethod

@@ -18,7 +18,7 @@ from thinwire.link.contract import Contract, Flow, Phase
 from thinwire.link.frame import Kind
 from thinwire.link.link import Link
 from thinwire.model.ends import Context
-from thinwire.model.llama.block import Memory
+from thinwire.model.llama.block import KVCache
 from thinwire.model.stage import Stage
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port, form
 from thinwire.pipeline.boundary import Slot, ids_spec
@@ -61,7 +61,7 @@ class Reader:
         self.stage, self.step = stage, step
         self.device = stage.cosine_TS.device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
-        self.memory = Memory()
+        self.memory = KVCache()
 
     def read(self, ids: Sequence[int], payload: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
         """Read tokens, `count` of them real; return the payload to send, or (the logits behind the last real one,)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from thinwire.link.message import ANY, FLAG, TEXT, Form, fields, list_of, number, optional, rule, table_of, text_like, whole
-from thinwire.pipeline.backups import NAME
+from thinwire.util.checkpoint_name import NAME as CHECKPOINT_NAME
 
 COUNT = number(0, 2.0**63)
 STEP = whole(-2, 2**32 - 1)
@@ -13,7 +13,7 @@ STEP = whole(-2, 2**32 - 1)
 STEPS = list_of(whole(0, 10**12), 10**5)
 SECONDS = number(0, 1e6)
 """A time that was measured: not even the slowest line takes two weeks for a payload."""
-CHECKPOINT = text_like(NAME, "the name of a checkpoint")
+CHECKPOINT = text_like(CHECKPOINT_NAME, "the name of a checkpoint")
 CHECKPOINTS = list_of(CHECKPOINT, 10**5)
 VOTE = fields(
     {"steps": CHECKPOINTS, "copies": table_of(CHECKPOINTS, 2), "recovering": FLAG, "confirmed": whole(-1, 10**12)},

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinwire.bits.packing import Raw
 from thinwire.config.sections import RunConfig
-from thinwire.model.initial import draw
+from thinwire.model.initial import draw_normal
 from thinwire.model.subspace.drift import carry_over
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, refuse_gaps
@@ -59,7 +59,7 @@ def goes_forward(iteration: int) -> bool:
 def directions_drawn(seed: int, edge: tuple[int, int], name: str, iteration: int, shape: tuple[int, int], rank: int) -> Tensor:
     """Draw the directions in which an m x n matrix is looked at: n x r in forward iterations, m x r in others."""
     length = shape[1] if goes_forward(iteration) else shape[0]
-    return draw(seed, f"powergossip/{edge[0]}-{edge[1]}/{name}/{iteration}", (length, min(rank, *shape)))
+    return draw_normal(seed, f"powergossip/{edge[0]}-{edge[1]}/{name}/{iteration}", (length, min(rank, *shape)))
 
 
 @dataclass(frozen=True, kw_only=True)

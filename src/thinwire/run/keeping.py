@@ -59,7 +59,7 @@ class Keeper:
 
         Raise ValueError if it `must` be deleted and cannot.
         """
-        place = checkpoint.folder_of(self.folder, position, self.facts)
+        place = checkpoint.checkpoint_folder(self.folder, position, self.facts)
         try:
             checkpoint.remove_newer(self.folder, self.saver.indices, place, restored)
         except OSError as error:
@@ -99,7 +99,7 @@ class Keeper:
             self.confirm(safe)
         if newest > self.offered and self.offered in (-1, *outcome.copied, *outcome.uncopied):
             self.offered = newest
-            self.pipeline.offer(checkpoint.folder_of(self.folder, replace(position, step=newest), self.facts).name)
+            self.pipeline.offer(checkpoint.checkpoint_folder(self.folder, replace(position, step=newest), self.facts).name)
         needed = (*sorted(outcome.saved)[-2:], self.confirmed, self.offered)
         if outcome.saved and needed != self.kept:
             self.kept = needed

@@ -38,7 +38,7 @@ def settle_last(trainer: Trainer) -> None:
         with trainer.stop.listening(), trainer.stop.abandoning(pipeline.abandon):
             if finished and pipeline.keeps_copies:
                 share_tokenizer(trainer)
-                folder = checkpoint.folder_of(trainer.folder, trainer.position, trainer.facts)
+                folder = checkpoint.checkpoint_folder(trainer.folder, trainer.position, trainer.facts)
                 size = sum(path.stat().st_size for path in folder.glob("stage-*"))
                 print(
                     f"thinwire: neighbours get copies of the last checkpoint, {size / 1e6:.1f} MB; Ctrl-C twice leaves them out",

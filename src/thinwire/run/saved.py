@@ -78,7 +78,7 @@ def refuse_other_tokenizer(run: Path, data: DataConfig) -> None:
 
 def load_here(run: Path, stages: list[Stage]) -> int:
     """Load the newest checkpoint of which all stages are in this folder; return its step."""
-    return checkpoint.load(newest_whole(run, len(stages)), stages, None, {}).step
+    return checkpoint.load_stages(newest_whole(run, len(stages)), stages, None, {}).step
 
 
 def newest_whole(run: Path, count: int) -> Path:
@@ -97,7 +97,7 @@ def load_together(run: Path, stage: Stage, control: Control) -> int:
     """Load this stage's part of the newest checkpoint that every stage has, on whichever machine; return its step."""
     mine = checkpoint.available(run, [stage.plan], copies=True)
     everyone = [part["checkpoints"] for part in control.gather({"checkpoints": mine}, forms.HELD)]
-    step = checkpoint.load(checkpoint.common(run, everyone, stage.plan.count), [stage], None, {}).step
+    step = checkpoint.load_stages(checkpoint.common(run, everyone, stage.plan.count), [stage], None, {}).step
     basis = stage.stream.fingerprint()
     if control.announce({"basis": basis} if stage.plan.first else None, forms.BASIS)["basis"] != basis:
         raise ValueError(f"stage {stage.plan.index} of {run} is in another basis than stage 0; copy the parts of one run together")

@@ -107,7 +107,7 @@ class Trainer:
         """
         newest, anyone = choose(self.folder, self.pipeline, ballot)
         if newest is not None:
-            self.position = checkpoint.load(newest, self.pipeline.stages, self.optimizers, self.facts, self.exchange.load_state)
+            self.position = checkpoint.load_stages(newest, self.pipeline.stages, self.optimizers, self.facts, self.exchange.load_state)
         self.keeper.begin(self.position, newest)
         if self.config.train.steps <= self.position.step <= written and not anyone:
             raise ValueError(f"{self.folder} is finished at step {self.position.step}; to go on give a larger --train.steps")

@@ -8,7 +8,7 @@ import torch
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from oracle import fixed_table, wide_form
 from thinwire.config.sections import ModelConfig, TrainConfig
-from thinwire.model.subspace.basis import distance
+from thinwire.model.subspace.basis import distance_outside
 from thinwire.optim.optimizers import StageOptimizer, clip_scale, rate_factor
 
 
@@ -88,7 +88,7 @@ def distances_from_subspace(narrow, wide) -> list[float]:
 
     def measure(module, arguments, output):
         if module.layer + 1 <= narrow.stages[0].constrained:
-            found.append(distance(output - fixed[: len(output)], basis))
+            found.append(distance_outside(output - fixed[: len(output)], basis))
 
     hooks = [block.register_forward_hook(measure) for block in stage.layers.values()]
     for start in range(0, len(ids), 2):

@@ -24,11 +24,11 @@ class Pass:
     cosine_TS: Tensor
     sine_TS: Tensor
     dropout: Callable[[Tensor, float, int, int], Tensor]
-    memory: Memory | None = None
+    memory: KVCache | None = None
     """What was read before, when text is written token by token; none in training, where a sequence is read as a whole."""
 
 
-class Memory:
+class KVCache:
     """Keys and values of the tokens a stage has read, by layer, and the tokens' ids. Of one sequence, or several of equal length."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class FeedForward(nn.Module):
         return functional.silu(self.gate(hidden_BTD)) * self.up(hidden_BTD)
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Pre-norm decoder block: stream <- stream + output(branch(norm(read(stream))))."""
 
     def __init__(self, model: ModelConfig, layer: int, width: int, last_width: int | None = None) -> None:

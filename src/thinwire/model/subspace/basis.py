@@ -22,13 +22,13 @@ def orthonormalise(matrix_DK: Tensor) -> Tensor:
     return basis_DK * triangle_KK.diagonal().sign().where(triangle_KK.diagonal() != 0, torch.ones(()).to(matrix_DK))
 
 
-def distance(hidden: Tensor, basis_DK: Tensor) -> float:
+def distance_outside(hidden: Tensor, basis_DK: Tensor) -> float:
     """Return the relative distance of row vectors from the subspace: |x - x U U^T| / |x|."""
     hidden = hidden.detach()
     outside = hidden - hidden @ basis_DK @ basis_DK.T
     return float(outside.norm() / hidden.norm())
 
 
-def fingerprint(basis_DK: Tensor) -> str:
+def bits_sha256(basis_DK: Tensor) -> str:
     """Return the sha256 of the basis's bits."""
     return hashlib.sha256(basis_DK.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()

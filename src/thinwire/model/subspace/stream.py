@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire.model.stream import Stream
-from thinwire.model.subspace.basis import fingerprint
+from thinwire.model.subspace.basis import bits_sha256
 from thinwire.model.subspace.fixed import FixedFeatures
 
 
@@ -75,4 +75,4 @@ class SubspaceStream(Stream):
 
     def fingerprint(self) -> str:
         probe = self.fixed.compute(torch.tensor([0, self.fixed.vocabulary - 1], device=self.basis_DK.device))
-        return fingerprint(self.basis_DK) + fingerprint(probe)
+        return bits_sha256(self.basis_DK) + bits_sha256(probe)
