@@ -12,7 +12,7 @@ from thinwire.cluster.places import known_places
 from thinwire.cluster.standby import Answer
 from thinwire.cluster.watch import Watch, check_standbys
 from thinwire.config.sections import LinkConfig, PipelineConfig, RunConfig
-from thinwire.link.errors import Interrupted, LinkError, Replaced, aborted
+from thinwire.link.errors import Abort, LinkError, Replaced
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster
 
@@ -30,9 +30,10 @@ class FakeLink:
 
     def __init__(self, peer: WorkerId, *, seen: bool = True) -> None:
         self.peer, self.newest, self.absent_seconds, self.reason = peer, 5 if seen else None, 99.0, ""
+        self.code = Abort.LOST
 
-    def abort(self, reason: str) -> None:
-        self.reason = reason
+    def abort(self, reason: str, code: Abort) -> None:
+        self.reason, self.code = reason, code
 
 
 class FakeClient:
@@ -80,7 +81,7 @@ def test_standbys_are_asked_in_their_order(roster, identities, tmp_path, has, as
         explained = str(watch.explained(LinkError("no connection to replica 0 stage 1 for 60 s")))
         assert "standby 0 at 127.0.0.1" in explained and "it has replica 0 stage 2" in explained and "start one" in explained
         return
-    assert isinstance(aborted("", link.reason), Interrupted)
+    assert link.code is Abort.RECOVERING
     assert watch.neighbours.roster.worker(MIDDLE).address == roster.standbys[chosen].address
     assert known_places(roster, tmp_path / "run") == watch.neighbours.roster
     assert f"standby {chosen} at" in capsys.readouterr().err
@@ -107,7 +108,7 @@ def test_one_whose_place_was_taken_ends_and_tells_nobody_else_so(roster, identit
     watch = watch_of(roster, identities, tmp_path, [FIRST, None])
     link = FakeLink(MIDDLE)
     watch._replace(link)
-    assert not watch.client.asked and isinstance(aborted("", link.reason), Interrupted)  # the peer is not replaced
+    assert not watch.client.asked and link.code is Abort.RECOVERING  # the peer is not replaced
     with pytest.raises(Replaced, match=r"standby 0 at .* has taken the place of this worker, replica 0 stage 0"):
         watch.settle()
     with pytest.raises(Replaced):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from thinwire.link.errors import ProtocolError
-from thinwire.link.frame import BODY, CRC, HEADER_BYTES, MAGIC, Channel, Dtype, Frame, Header, Kind, Parser, decode_header, encode
+from thinwire.link.frame import BODY, CRC, HEADER_BYTES, MAGIC, VERSION, Channel, Dtype, Frame, Header, Kind, Parser, decode_header, encode
 
 
 def accept_all(header: Header) -> None:
@@ -48,7 +48,7 @@ def header_bytes(position: int, value: int) -> bytes:
     "data, field",
     [
         (header_bytes(0, 0), "magic"),
-        (header_bytes(4, 2), "version"),
+        (header_bytes(4, VERSION + 1), "version"),
         (header_bytes(5, 0), "kind"),
         (header_bytes(5, 99), "kind"),
         (header_bytes(6, 7), "channel"),
@@ -78,7 +78,7 @@ def test_refusal_comes_before_memory_is_taken():
         raise ProtocolError("length", header.total, 10)
 
     huge = Header(Kind.DATA, Channel.BOUNDARY, length=2**31, total=2**40)
-    body = BODY.pack(MAGIC, 1, huge.kind, huge.channel, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, huge.length, 0, huge.total)
+    body = BODY.pack(MAGIC, VERSION, huge.kind, huge.channel, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, huge.length, 0, huge.total)
     parser = Parser(refuse)
     with pytest.raises(ProtocolError, match="length is 1099511627776"):
         list(parser.feed(body + CRC.pack(zlib.crc32(body)) + b"start"))

@@ -11,9 +11,9 @@ import pytest
 from link.support import LEFT, RIGHT, pair, stop, terms
 from patience import HANG
 from thinwire.link.contract import Contract
-from thinwire.link.errors import Interrupted, LinkError, ProtocolError, Replaced
+from thinwire.link.errors import Interrupted, LinkError, ProtocolError, Replaced, Stopping
 from thinwire.link.frame import Channel, Frame, Kind
-from thinwire.link.hello import config_hash, decode_hello, differences, make_hello
+from thinwire.link.hello import PeerBehind, config_hash, decode_hello, differences, judge, make_hello
 from thinwire.link.options import LinkOptions
 
 CONSUMED = ((0, 0),) * len(Channel)
@@ -38,7 +38,7 @@ def test_equal_ends_have_no_differences():
         ({"config": {"model.width": 64.0, "codec.name": "dense"}}, "config model.width: 64 here, 64.0 there"),
         ({"config": {"model.width": 64}}, "config codec.name: 'dense' here, nothing there"),
         ({"run": "other"}, "run: 'test' here, 'other' there"),
-        ({"protocol": 2}, "protocol version: 1 here, 2 there"),
+        ({"protocol": 1}, "protocol version: 2 here, 1 there"),
         ({"stage": 3}, "place: expected replica 0 stage 1, the peer says replica 0 stage 3"),
         ({"config_hash": "0" * 64}, "config hash"),
         ({"credit": (1, 2)}, "link.credit_frames"),
@@ -46,6 +46,14 @@ def test_equal_ends_have_no_differences():
 )
 def test_a_difference_is_named(changes, words):
     assert words in " ".join(differences(hello(LEFT), hello(**changes), RIGHT))
+
+
+def test_whoever_still_trains_follows_one_that_ends_and_that_one_waits():
+    with pytest.raises(Stopping, match="replica 0 stage 1 was asked to end"):
+        judge(hello(LEFT), hello(ending=True, epoch=9), RIGHT, None)
+    with pytest.raises(PeerBehind):
+        judge(hello(LEFT, ending=True), hello(epoch=9), RIGHT, None)
+    judge(hello(LEFT, ending=True), hello(ending=True, received=0), RIGHT, None, heard=False)
 
 
 def test_the_hash_ignores_the_order_of_fields():

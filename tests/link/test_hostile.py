@@ -13,7 +13,7 @@ import pytest
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
 from patience import HANG, wait_until
 from thinwire.link.contract import Contract, Flow, TensorForm
-from thinwire.link.errors import LinkError, ProtocolError
+from thinwire.link.errors import KINDS, Abort, LinkError, ProtocolError
 from thinwire.link.frame import EPOCHS, Channel, Frame, Kind, encode
 from thinwire.link.hello import make_hello
 from thinwire.link.link import Link
@@ -87,8 +87,22 @@ EVIL = "\x1b]0;owned\x07\r\n\u202ethinwire: all is well\n" * 40
 
 
 def test_the_reason_of_an_abort_is_shown_without_control_characters_and_not_at_any_length(world, listener):
-    text = str(hear(world, listener, greeting(), encode(Frame.make(Kind.ABORT, EVIL.encode()[:4000]))))
+    text = str(hear(world, listener, greeting(), encode(Frame.make(Kind.ABORT, b"\1" + EVIL.encode()[:4000]))))
     assert text.isprintable() and len(text) < 1100 and "\\x1b]0;owned" in text
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\0", b"\xff", b"\x08stopping: ", b"recovering: ", b"stopping: end", b"\0replaced: ", bytes(4000)]
+)
+def test_an_abort_whose_code_is_not_known_is_a_plain_loss_whatever_its_text_says(world, listener, payload):
+    error = hear(world, listener, greeting(), encode(Frame.make(Kind.ABORT, payload)))
+    assert type(error) is LinkError and error.code is Abort.LOST
+
+
+@pytest.mark.parametrize("code", Abort)
+def test_the_code_of_an_abort_says_what_it_means(world, listener, code):
+    error = hear(world, listener, greeting(), encode(Frame.make(Kind.ABORT, bytes([code]) + b"why")))
+    assert type(error) is KINDS.get(code, LinkError) and error.code is code and error.reason == "why"
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,13 @@
-"""Events in words: the cause without the way it travelled, names for places, how often a corpus is read."""
+"""Events in words: names for places, how often a corpus is read."""
 
 import pytest
 
 from jobs import local_roster
-from thinwire.link.errors import RECOVERING, STOPPING, Interrupted, LinkError, aborted, reason_of
 from thinwire.link.peer import WorkerId
 from thinwire.link.roster import Roster
-from thinwire.metrics.news import cause, named, tell
+from thinwire.metrics.news import named, tell
 
 CORPUS = {"corpus": 3_209_971, "tokens_per_step": 8192, "steps": 400, "passes": 0.5, "limited": False}
-
-
-def test_the_cause_is_what_is_left_after_any_number_of_workers():
-    error: LinkError = Interrupted("replica 0 stage 3 was restarted")
-    for worker in (2, 1, 0):
-        error = aborted(f"replica 0 stage {worker} aborted the link", reason_of(error))
-    assert cause(str(error)) == "replica 0 stage 3 was restarted"
-    assert cause(f"aborted on this end: {STOPPING}replica 0 stage 1 was asked to end") == "replica 0 stage 1 was asked to end"
-    assert cause(f"{RECOVERING}x: y") == "x: y"
-    assert cause("no connection: recovering: no") == "no connection: recovering: no"
 
 
 def test_places_get_the_names_that_the_roster_has(identities):

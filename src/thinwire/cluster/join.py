@@ -17,7 +17,7 @@ from thinwire.link.errors import LinkError
 from thinwire.link.identity import Identity, load_identity
 from thinwire.link.peer import WorkerId
 from thinwire.link.roster import Roster, read_roster
-from thinwire.metrics.news import cause, named, tell
+from thinwire.metrics.news import named, tell
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.trackers.open import open_trackers
 from thinwire.run.farewell import farewell, go_on_command, last_words
@@ -120,4 +120,4 @@ def train(command: JoinCommand, member: Membership, stop: Stop, server: StandbyS
                 server=server,
             )
     except LinkError as error:
-        raise ValueError(named(cause(str(error)), member.roster)) from error
+        raise ValueError(named(error.reason, member.roster)) from error

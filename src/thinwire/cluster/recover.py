@@ -29,7 +29,7 @@ from thinwire.cluster.watch import Watch
 from thinwire.cluster.watchdog import Watchdog
 from thinwire.data.open import Data
 from thinwire.link.contract import Contract
-from thinwire.link.errors import Interrupted, LinkError, Stopping
+from thinwire.link.errors import Abort, Interrupted, LinkError, Stopping
 from thinwire.link.frame import Kind
 from thinwire.memory.blocks import Profile
 from thinwire.metrics.news import Report, ignore
@@ -48,7 +48,6 @@ from thinwire.run.trainer import Trainer
 
 AGREE_SECONDS = 3.0
 """How long a stage that ends waits for its neighbours to agree on the last step."""
-REFUSED = "refused to start"
 BACKOFF_SECONDS = 0.05
 BACKOFF_LIMIT_SECONDS = 1.0
 """First and longest pause between attempts that commit no step."""
@@ -112,10 +111,12 @@ def train_stage(
                 outcome = run_epoch(member, run, neighbours, kept, report, resume=resume, trackers=trackers, stop=stop, watchdog=watchdog)
                 if isinstance(outcome, dict):
                     return outcome
-                report({"abandoned": kept.step, "epoch": kept.epoch, "why": str(outcome), "fruitless": kept.failures > 0})
-                if copies and REFUSED in str(outcome):  # else its supervisor says so
+                report({"abandoned": kept.step, "epoch": kept.epoch, "why": outcome.reason, "fruitless": kept.failures > 0})
+                if copies and outcome.code is Abort.REFUSED:  # else its supervisor says so
                     limit = member.config.link.reconnect_seconds
-                    print(f"thinwire: note: {outcome}; waiting {limit:.0f} s for it to be started again", file=sys.stderr, flush=True)
+                    print(
+                        f"thinwire: note: {outcome.reason}; waiting {limit:.0f} s for it to be started again", file=sys.stderr, flush=True
+                    )
                 kept.epoch, kept.recovering = max(kept.epoch + 1, outcome.epoch), True
                 watch.settle()
                 time.sleep(random.uniform(0.5, 1.0) * pause(kept.failures))
@@ -125,7 +126,8 @@ def train_stage(
         neighbours.drop(LinkError(f"{neighbours.worker_id}: {error}"))
         raise
     except BaseException as error:  # this process ends, the run need not: whoever takes its place finds the others ready
-        neighbours.drop(Interrupted(f"{neighbours.worker_id} has ended ({type(error).__name__}{f': {error}' if str(error) else ''})"))
+        text = f"{neighbours.worker_id} has ended ({type(error).__name__}{f': {error}' if str(error) else ''})"
+        neighbours.drop(Interrupted(text, code=Abort.ENDED))
         raise
     finally:
         observer.end()
@@ -189,14 +191,14 @@ def run_epoch(
             kept.step, kept.saver = trainer.position.step, trainer.keeper.saver
             kept.confirmed = max(kept.confirmed, trainer.keeper.confirmed)
         if isinstance(error, Stopping) or stop.now:  # a neighbour that was lost is not waited for any more
-            report({"ending": str(error)})
+            report({"ending": error.reason})
             early = {"steps": kept_step(run, member.stage), "val_loss": None}
             return early if trainer is None else end_together(trainer, neighbours, kept.epoch + 1)
         kept.failures = 0 if started_at is not None and kept.step > started_at else kept.failures + 1
         return error.with_traceback(None)  # its frames would keep the stage of this epoch alive
     except ValueError as error:
         if trainer is None:  # this process refuses to start: the others go on with one that does not
-            let_go(neighbours, pipeline, Interrupted(f"{neighbours.worker_id} {REFUSED}: {error}"))
+            let_go(neighbours, pipeline, Interrupted(f"{neighbours.worker_id} refused to start: {error}", code=Abort.REFUSED))
         raise
     finally:
         watchdog.follow(None)
@@ -235,8 +237,7 @@ def agree(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
 
     A step is committed only when every stage has its gradients of it, so whoever is behind can follow.
     """
-    neighbours.stopping = False
-    neighbours.run = f"end of {neighbours.run}"  # whoever still trains is not to be met here
+    neighbours.stopping, neighbours.ending = False, True
     empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
     config, worker_id = trainer.config, neighbours.worker_id
     worker_ids = [*worker_id.sides(config.pipeline.stages).values(), *neighbours.joined(config).values()]

@@ -152,7 +152,7 @@ class StandbyServer:
             pass  # it has gone, and will ask again if it has to
         except LinkError as error:  # such as settings that differ: the person at this machine should know before it matters
             self._tell(f"cannot answer {client}: {error}")
-            link.abort(str(error))
+            link.abort(str(error), error.code)
         except TimeoutError:
             pass
         finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 from thinwire.cluster.places import PLACES_FILE, keep_places
 from thinwire.cluster.standby import Answer, StandbyClient
 from thinwire.config.sections import RunConfig
-from thinwire.link.errors import RECOVERING, LinkError, Replaced
+from thinwire.link.errors import Abort, LinkError, Replaced
 from thinwire.link.link import Link
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster
@@ -47,7 +47,7 @@ class Watch:
         self.me = neighbours.roster.standby(neighbours.identity.certificate)
         listed = self.me.id if self.me else neighbours.worker_id
         self.client = StandbyClient(neighbours.roster, neighbours.identity, listed, config)
-        self.name, self.limit = neighbours.run, config.link.standby_seconds
+        self.limit = config.link.standby_seconds
         self.lock = threading.Lock()
         self.found: dict[WorkerId, Worker] = {}
         """Standbys whose places are still to be theirs in the roster, in the next epoch."""
@@ -103,7 +103,7 @@ class Watch:
             return error
         said = "; ".join(map(str, self.answers))
         return LinkError(
-            f"{error}. No standby took its place ({said}): start one, `thinwire join ROSTER --standby`, or the lost worker again, "
+            f"{error.reason}. No standby took its place ({said}): start one, `thinwire join ROSTER --standby`, or the lost worker again, "
             "and go on with --resume on every machine"
         )
 
@@ -111,11 +111,11 @@ class Watch:
         """Look at the links now and then, for as long as the worker trains."""
         while not self.over.wait(min(LOOK_SECONDS, self.limit / 4)):
             links = list(self.neighbours.opened.values())
-            if self.neighbours.run != self.name:  # the stages agree on the last step, and then end
+            if self.neighbours.ending:  # the stages agree on the last step, and then end
                 return
             for link in links:
                 if link.peer in self.found:  # made before that was known
-                    link.abort(f"{RECOVERING}another worker has the place of {link.peer}")
+                    link.abort(f"another worker has the place of {link.peer}", Abort.RECOVERING)
                 elif link.absent_seconds > self.limit or link.refused:
                     self._replace(link)
             if not any(link.absent_seconds > self.limit for link in links):
@@ -127,7 +127,7 @@ class Watch:
             standby = self._find(link)
         except Replaced as error:
             self.replaced = error
-            link.abort(f"{RECOVERING}{error}")
+            link.abort(str(error), Abort.RECOVERING)
             return
         if standby is None or standby.certificate == self.neighbours.roster.worker(link.peer).certificate:
             return
@@ -136,7 +136,7 @@ class Watch:
         self.given.add(link.peer)
         with self.lock:
             self.found[link.peer] = standby
-        link.abort(f"{RECOVERING}{text}")
+        link.abort(text, Abort.RECOVERING)
 
     def _find(self, link: Link) -> Worker | None:
         """Return the standby that has the place at the other end, or takes it now; None: nobody."""

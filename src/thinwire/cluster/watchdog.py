@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from thinwire.link.errors import RECOVERING
+from thinwire.link.errors import Abort
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.run.stop import Stop
 
@@ -169,7 +169,7 @@ class Watchdog:
             self.tell(text)
         links = list(self.neighbours.opened.values())
         for link in links:
-            link.abort(f"{RECOVERING}{text}")
+            link.abort(text, Abort.STUCK)
         deadline = time.monotonic() + TELL_SECONDS
         for link in links:
             link.wait_ended(max(0.0, deadline - time.monotonic()))

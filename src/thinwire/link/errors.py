@@ -1,18 +1,56 @@
-"""What a link raises. All are `LinkError`, so a caller that only wants to know "the link is gone" catches one name."""
+"""What a link raises, and the codes by which the two ends tell each other why.
+
+All are `LinkError`, so a caller that only wants to know "the link is gone" catches one name. Who is told acts on the code; the text is for
+people.
+"""
 
 from __future__ import annotations
 
 import ssl
+from enum import IntEnum
 
+from thinwire.link.options import MAX_REASON_LETTERS
 from thinwire.util.shown import shown
+
+
+class Abort(IntEnum):
+    """Why a link is given up: the first byte of an ABORT. Numbers are never used again for something else."""
+
+    LOST = 0
+    """The link, or something that the run cannot do without, has failed for good. A code that is not known here means this too."""
+    RECOVERING = 1
+    """A worker was lost or replaced: abandon the step, and make new links in a later epoch."""
+    REPLACED = 2
+    """The process that is told is no longer the worker that it was: a newer one has its worker id."""
+    STOPPING = 3
+    """Someone has asked the run to end at once."""
+    REFUSED = 4
+    """As RECOVERING: a worker has refused to start, and somebody must start it again."""
+    STUCK = 5
+    """As RECOVERING: a worker did not get on, and has ended itself."""
+    ENDED = 6
+    """As RECOVERING: a worker's process has ended."""
+    PROTOCOL = 7
+    """What was sent is not what the two ends agreed on."""
 
 
 class LinkError(ConnectionError):
     """The link has failed for good; the message says why and what to try."""
 
+    code = Abort.LOST
+    """What the other links are told."""
+
+    def __init__(self, message: str, *, code: Abort | None = None, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.code = self.code if code is None else code
+        self.reason = message if reason is None else reason
+        """What began it, without the way on which it was heard of."""
+
 
 class ProtocolError(LinkError):
     """A frame differs from the contract."""
+
+    code = Abort.PROTOCOL
 
     def __init__(self, field: str, value: object, limit: object, note: str = "") -> None:
         self.field, self.value, self.limit, self.note = field, value, limit, note
@@ -31,8 +69,10 @@ class LinkClosed(LinkError):
 class Interrupted(LinkError):
     """A worker was replaced, or another one found that out: abandon the step, and make new links in a later epoch."""
 
-    def __init__(self, message: str, epoch: int = 0) -> None:
-        super().__init__(message)
+    code = Abort.RECOVERING
+
+    def __init__(self, message: str, epoch: int = 0, *, code: Abort | None = None, reason: str | None = None) -> None:
+        super().__init__(message, code=code, reason=reason)
         self.epoch = epoch
         """The epoch that a peer is known to be in; 0: unknown."""
 
@@ -40,20 +80,41 @@ class Interrupted(LinkError):
 class Replaced(LinkError):
     """This process is no longer the worker of its stage: a newer one has taken its place."""
 
+    code = Abort.REPLACED
+
 
 class Stopping(LinkError):
     """Someone has asked the run to end at once: abandon the step, write what was committed."""
 
-
-RECOVERING, REPLACED, STOPPING = "recovering: ", "replaced: ", "stopping: "
-"""How the reason of an ABORT begins that means one of the above."""
-KINDS: dict[str, type[LinkError]] = {RECOVERING: Interrupted, REPLACED: Replaced, STOPPING: Stopping}
+    code = Abort.STOPPING
 
 
-def aborted(message: str, reason: str) -> LinkError:
-    """Return the error that an ABORT with this reason means."""
-    kind = next((kind for word, kind in KINDS.items() if reason.startswith(word)), LinkError)
-    return kind(f"{message}: {reason}")
+KINDS: dict[Abort, type[LinkError]] = {
+    Abort.RECOVERING: Interrupted,
+    Abort.REFUSED: Interrupted,
+    Abort.STUCK: Interrupted,
+    Abort.ENDED: Interrupted,
+    Abort.REPLACED: Replaced,
+    Abort.STOPPING: Stopping,
+}
+"""What a code means to whoever is told it; the others are failures for good."""
+
+
+def aborted(how: str, code: Abort, reason: str) -> LinkError:
+    """Return the error that an ABORT means; `how` says at which end it was."""
+    return KINDS.get(code, LinkError)(f"{how}: {reason}", code=code, reason=reason)
+
+
+def encode_abort(code: Abort, reason: str) -> bytes:
+    """Return the payload of an ABORT."""
+    return bytes([code]) + shown(reason, MAX_REASON_LETTERS).encode()
+
+
+def decode_abort(payload: bytes | bytearray | memoryview) -> tuple[Abort, str]:
+    """Read the payload of an ABORT: any bytes are one."""
+    data = bytes(payload)
+    code = Abort(data[0]) if data and data[0] in set(Abort) else Abort.LOST
+    return code, shown(data[1:].decode(errors="replace"), MAX_REASON_LETTERS)
 
 
 def refused(peer: object, error: ssl.SSLError, fingerprint: str = "") -> LinkError:
@@ -62,9 +123,3 @@ def refused(peer: object, error: ssl.SSLError, fingerprint: str = "") -> LinkErr
     mine = f" ({fingerprint})" if fingerprint else ""
     remedy = f"its roster must hold this worker's valid certificate{mine}, and no standby may have taken this worker's place"
     return LinkError(f"{peer} refused this worker: {reason}; {remedy}")
-
-
-def reason_of(error: LinkError) -> str:
-    """Return the reason with which another link is aborted because of an error."""
-    word = next((word for word, kind in KINDS.items() if isinstance(error, kind)), "")
-    return f"{word}{error}"

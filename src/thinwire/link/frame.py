@@ -15,7 +15,7 @@ from enum import IntEnum
 from thinwire.link.errors import ProtocolError
 
 MAGIC = b"thwr"
-VERSION = 1
+VERSION = 2
 MAX_DIMS = 4
 EPOCHS = 2**31
 """Epochs are below this: a header holds them, and there is room for the next one."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from thinwire.link.errors import RECOVERING, REPLACED, Interrupted, LinkError, Replaced
+from thinwire.link.errors import Interrupted, LinkError, Replaced, Stopping
 from thinwire.link.frame import EPOCHS, VERSION, Channel
-from thinwire.link.message import ANY, TEXT, decode_message, fields, plain, rule, table_of, whole
+from thinwire.link.message import ANY, FLAG, TEXT, decode_message, fields, plain, rule, table_of, whole
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import WorkerId
 from thinwire.util.shown import shown
@@ -29,6 +29,7 @@ FORM = fields(
         "replica": COUNT,
         "stage": COUNT,
         "epoch": whole(0, EPOCHS - 1),
+        "ending": FLAG,
         "incarnation": COUNT,
         "credit": PAIR,
         "met": COUNT,
@@ -64,6 +65,8 @@ class Terms:
     worker_id: WorkerId
     incarnation: int = 0
     """Differs each time the worker's process starts."""
+    ending: bool = False
+    """Whether the worker trains no more, and only agrees with the others on the last step."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Hello:
     replica: int
     stage: int
     epoch: int
+    ending: bool
     incarnation: int
     credit: tuple[int, int]
     met: int
@@ -101,6 +105,7 @@ def make_hello(terms: Terms, epoch: int, options: LinkOptions, received: int, co
         replica=terms.worker_id.replica,
         stage=terms.worker_id.stage,
         epoch=epoch,
+        ending=terms.ending,
         incarnation=terms.incarnation,
         credit=(options.credit_frames, options.credit_bytes),
         met=met,
@@ -152,15 +157,19 @@ def judge(mine: Hello, theirs: Hello, peer: WorkerId, incarnation: int | None, *
         raise LinkError(f"{WorkerId(mine.replica, mine.stage)} and {peer} do not fit together: {'; '.join(found)}")
     if incarnation is not None and theirs.incarnation < incarnation:
         raise PeerReplaced(
-            f"{REPLACED}a newer process has taken the place of this one at {peer}; end this one, or, if it is the newer, set the clock"
+            f"a newer process has taken the place of this one at {peer}; end this one, or, if it is the newer, set the clock"
         )
     if theirs.met > mine.incarnation:
         raise Replaced(f"a newer process has taken the place of this one, says {peer}; end this one, or, if it is the newer, set the clock")
+    if theirs.ending and not mine.ending:
+        raise Stopping(f"{peer} was asked to end")
+    if mine.ending and not theirs.ending:
+        raise PeerBehind("the peer does not know yet that the run ends")
     if theirs.epoch < mine.epoch:
         raise PeerBehind(f"the peer is still in epoch {theirs.epoch}, this end in {mine.epoch}")
     if theirs.epoch > mine.epoch:
         raise Interrupted(f"{peer} has moved on to epoch {theirs.epoch}, this end is in {mine.epoch}", theirs.epoch)
     if heard and incarnation != theirs.incarnation:
-        raise Interrupted(f"{RECOVERING}{peer} was restarted and has lost the state of this link")
+        raise Interrupted(f"{peer} was restarted and has lost the state of this link")
     if not heard and theirs.received:
-        raise Interrupted(f"{RECOVERING}{peer} has the state of a link with the process before this one")
+        raise Interrupted(f"{peer} has the state of a link with the process before this one")

@@ -15,7 +15,7 @@ from thinwire.link.connection import Connection
 from thinwire.link.contract import Contract
 from thinwire.link.dial import Dialer
 from thinwire.link.emulate import make_wire
-from thinwire.link.errors import LinkError, ProtocolError
+from thinwire.link.errors import Abort, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.heartbeat import TOKEN
 from thinwire.link.hello import Terms
@@ -121,7 +121,7 @@ class Link:
             with self._call(frame.header.channel):
                 self._outbox.put(frame, timeout)
         except ProtocolError as error:
-            self.abort(str(error))
+            self.abort(str(error), error.code)
             raise
         self._loop.wake()
 
@@ -136,7 +136,7 @@ class Link:
             error = ProtocolError(
                 "basis_version", header.basis_version, basis_version, f"step {header.step}, microbatch {header.microbatch}"
             )
-            self.abort(str(error))
+            self.abort(str(error), error.code)
             raise error
         return frame
 
@@ -173,9 +173,9 @@ class Link:
         """Return when a link that failed has told its peer, or has given that up."""
         self._loop.thread.join(timeout)
 
-    def abort(self, reason: str) -> None:
-        """Fail both ends with a reason; calls that wait raise LinkError."""
-        self._loop.call(lambda: self._loop.abort(reason))
+    def abort(self, reason: str, code: Abort = Abort.LOST) -> None:
+        """Fail both ends with a reason; calls that wait raise the error that the code means."""
+        self._loop.call(lambda: self._loop.abort(reason, code))
 
     def echo(self, size: int, count: int, timeout: float) -> list[float]:
         """Send PINGs of a size on the bulk channel; return when they were queued and when each PONG came. The peer's link answers."""

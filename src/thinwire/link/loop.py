@@ -21,19 +21,18 @@ from thinwire.link.contract import Contract, Cursor
 from thinwire.link.dial import Dialer
 from thinwire.link.doorbell import Doorbell
 from thinwire.link.emulate import Wire
-from thinwire.link.errors import LinkClosed, LinkError, ProtocolError, aborted
+from thinwire.link.errors import Abort, LinkClosed, LinkError, ProtocolError, aborted, decode_abort, encode_abort
 from thinwire.link.frame import HEADER_BYTES, UNSEQUENCED, Frame, Header, Kind, Parser
 from thinwire.link.greeting import Greeting
 from thinwire.link.heartbeat import TOKEN, Heartbeat, read_token
 from thinwire.link.hello import Terms
 from thinwire.link.inbox import Inbox, decode_ack
 from thinwire.link.meter import Meter
-from thinwire.link.options import LINGER_SECONDS, MAX_REASON_LETTERS, LinkOptions
+from thinwire.link.options import LINGER_SECONDS, LinkOptions
 from thinwire.link.outbox import Outbox
 from thinwire.link.peer import WorkerId
 from thinwire.link.problem import NOT_CONNECTED, Problem, given_up
 from thinwire.link.reception import Reception
-from thinwire.util.shown import shown
 
 LOG = logging.getLogger("thinwire.link")
 SMALL_BATCH = 16 * 2**10
@@ -294,8 +293,7 @@ class Loop:
         elif header.kind is Kind.PONG:
             self.heartbeat.pong(read_token(frame.payload), now)
         else:
-            reason = shown(bytes(frame.payload).decode(errors="replace"), MAX_REASON_LETTERS)
-            self.fail(aborted(f"{self.peer} aborted the link", reason), tell=False)
+            self.fail(aborted(f"{self.peer} aborted the link", *decode_abort(frame.payload)), tell=False)
 
     def _said_goodbye(self, now: float) -> None:
         """Acknowledge the peer's goodbye and wait for it to hang up."""
@@ -332,11 +330,11 @@ class Loop:
             self.connection.reset()
             self._lose(Problem("reset by a test"))
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, code: Abort) -> None:
         """Fail on purpose (call it through `call`)."""
-        self.fail(aborted("aborted on this end", reason), tell=True, reason=reason)
+        self.fail(aborted("aborted on this end", code, reason), tell=True)
 
-    def fail(self, error: LinkError, *, tell: bool, reason: str | None = None) -> None:
+    def fail(self, error: LinkError, *, tell: bool) -> None:
         """End the link with an error, now for the callers here, and for the peer if it can be told."""
         if self.error is not None or self._ending_at is not None:
             return
@@ -350,8 +348,7 @@ class Loop:
         if not tell:
             self.stop()
             return
-        text = shown(str(error) if reason is None else reason, MAX_REASON_LETTERS)
-        self.outbox.put_urgent(self.frame(Kind.ABORT, text.encode()))
+        self.outbox.put_urgent(self.frame(Kind.ABORT, encode_abort(error.code, error.reason)))
         self.telling = True
         self.reception.tell()
         self._ending_at = time.monotonic() + self.options.abort_seconds + self.wire.delay + self.wire.jitter

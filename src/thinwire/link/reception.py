@@ -14,13 +14,22 @@ import time
 from typing import TYPE_CHECKING
 
 from thinwire.link.connection import Connection
-from thinwire.link.errors import Interrupted, LinkError, ProtocolError, Replaced, aborted, refused
+from thinwire.link.errors import (
+    Abort,
+    Interrupted,
+    LinkError,
+    ProtocolError,
+    Replaced,
+    Stopping,
+    aborted,
+    decode_abort,
+    encode_abort,
+    refused,
+)
 from thinwire.link.frame import Frame, Kind, Parser
 from thinwire.link.greeting import Greeting
 from thinwire.link.hello import Hello, PeerBehind, PeerReplaced, decode_hello, judge, make_hello
-from thinwire.link.options import MAX_REASON_LETTERS
 from thinwire.link.problem import Problem
-from thinwire.util.shown import shown
 
 if TYPE_CHECKING:
     from thinwire.link.loop import Loop
@@ -113,8 +122,7 @@ class Reception:
         """Compare the peer's HELLO with ours and open, or say what differs."""
         loop, now = self._loop, time.monotonic()
         if frame.header.kind is Kind.ABORT:
-            reason = shown(bytes(frame.payload).decode(errors="replace"), MAX_REASON_LETTERS)
-            self._refuse(greeting, aborted(f"{loop.peer} aborted the link", reason), told=True)
+            self._refuse(greeting, aborted(f"{loop.peer} aborted the link", *decode_abort(frame.payload)), told=True)
             return
         theirs = decode_hello(frame.payload)
         try:
@@ -124,7 +132,7 @@ class Reception:
             self._dismiss(greeting, Problem(str(error)))
         except PeerReplaced as error:
             LOG.info("%s was turned away: %s", loop.peer, error)
-            self._turn_away(greeting, str(error), tell=True)
+            self._turn_away(greeting, str(error), Abort.REPLACED, tell=True)
         else:
             if not greeting.said:
                 loop.drop()  # from here on nothing comes in that our HELLO would not count
@@ -159,18 +167,19 @@ class Reception:
             if str(error) != self._warned and now >= self._warned_at + WARNING_SECONDS:  # the other end decides how often it tries
                 self._warned, self._warned_at = str(error), now
                 LOG.warning("a connection of %s was not used: %s", loop.peer, error)
-            self._turn_away(greeting, str(error), tell=not told, refusal=refusal)
+            self._turn_away(greeting, str(error), error.code, tell=not told, refusal=refusal)
             return
-        tell = not told and not isinstance(error, Replaced) and not (isinstance(error, Interrupted) and error.epoch)
+        ahead = isinstance(error, (Replaced, Stopping)) or (isinstance(error, Interrupted) and error.epoch > 0)
+        tell = not told and not ahead  # a peer that is ahead waits for this worker to follow
         if tell and (greeting.said or self._say_hello(greeting, now)):
             self._use(greeting, now)
         loop.fail(error, tell=tell)
 
-    def _turn_away(self, greeting: Greeting, reason: str, *, tell: bool, refusal: bool = False) -> None:
+    def _turn_away(self, greeting: Greeting, reason: str, code: Abort, *, tell: bool, refusal: bool = False) -> None:
         """Do without a connection and go on; the peer gets our HELLO as well, so that it can name the difference as seen from there."""
         now = time.monotonic()
         if tell and (greeting.said or self._say_hello(greeting, now)):
-            greeting.refuse(self._loop.frame(Kind.ABORT, shown(reason, MAX_REASON_LETTERS).encode()), now)
+            greeting.refuse(self._loop.frame(Kind.ABORT, encode_abort(code, reason)), now)
         if greeting in self.greetings:
             remedy = "start it with the settings and the roster of the others"
             self._dismiss(greeting, Problem(reason, remedy, patience=False, refusal=refusal))

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from thinwire.link.errors import KINDS
 from thinwire.link.peer import STANDBYS, WorkerId
 from thinwire.link.roster import Roster
 from thinwire.metrics.estimate import duration
@@ -18,9 +17,6 @@ from thinwire.metrics.estimate import duration
 Report = Callable[[dict[str, Any]], None]
 """Takes an event."""
 PLACE = re.compile(r"replica (\d{1,7}) stage (\d{1,7})|standby (\d{1,7})(?= at |:| |$)")
-PASSED_ON = re.compile(
-    r"^(?:aborted on this end: |(?:replica \d+ stage \d+|standby \d+) aborted the link: |" + "|".join(map(re.escape, KINDS)) + ")"
-)
 
 
 def ignore(event: dict[str, Any]) -> None:
@@ -82,11 +78,11 @@ WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "silent": _silent,
     "back": lambda event: f"{event['back']} is back after {duration(event['after'])}",
     "abandoned": lambda event: (
-        f"{'new links' if event['fruitless'] else 'step {} is given up'.format(event['abandoned'] + 1)}: {cause(event['why'])}"
+        f"{'new links' if event['fruitless'] else 'step {} is given up'.format(event['abandoned'] + 1)}: {event['why']}"
     ),
     "restored": lambda event: f"all stages go on from step {event['restored']}" + again(event),
     "stopped_by": _stopped,
-    "ending": lambda event: f"ending at once: {cause(event['ending'])}",
+    "ending": lambda event: f"ending at once: {event['ending']}",
     "kept": _kept,
 }
 
@@ -105,13 +101,6 @@ def milliseconds(seconds: float | None) -> str:
 def rate(mbps: float) -> str:
     """Write a rate."""
     return f"{mbps:.1f} Mbit/s" if mbps < 100 else f"{mbps:,.0f} Mbit/s"
-
-
-def cause(text: str) -> str:
-    """Return what began it, without the words with which each worker passed it on to the next."""
-    while match := PASSED_ON.match(text):
-        text = text[match.end() :]
-    return text
 
 
 def named(text: str, roster: Roster) -> str:

@@ -202,7 +202,7 @@ class Copies:
                     self._note_end(piece)
         except ProtocolError as error:
             why = str(error)
-            link.abort(why)
+            link.abort(why, error.code)
         except LinkError:
             pass
         except OSError as error:  # this stage's own checkpoint, without which it cannot go on; the others can

@@ -179,7 +179,7 @@ class Control:
 def refuse(link: Link | None, error: ProtocolError) -> NoReturn:
     """Raise what is wrong with a neighbour's message, and tell the neighbour."""
     if link is not None:
-        link.abort(str(error))
+        link.abort(str(error), error.code)
         error = error.sent_by(link.peer)
     raise error from None
 

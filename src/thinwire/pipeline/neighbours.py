@@ -11,7 +11,7 @@ from thinwire.config.profiles import find_profile
 from thinwire.config.sections import LinkConfig, RunConfig
 from thinwire.config.toml import shared_settings
 from thinwire.link.contract import Contract
-from thinwire.link.errors import RECOVERING, STOPPING, LinkError, Replaced, reason_of
+from thinwire.link.errors import Abort, LinkError
 from thinwire.link.hello import Terms
 from thinwire.link.identity import Identity
 from thinwire.link.link import Link, More
@@ -48,6 +48,8 @@ class Neighbours:
     ) -> None:
         self.roster, self.identity, self.worker_id, self.run, self.incarnation = roster, identity, worker_id, run, incarnation
         self.listen, self.held = listen, held
+        self.ending = False
+        """Whether nobody trains any more: the workers agree on the last step."""
         self.stopping = False
         """Whether the links were told that the run is to end at once; those that are opened now are told too."""
         self.report: Callable[[dict[str, Any]], None] = lambda event: None
@@ -92,7 +94,7 @@ class Neighbours:
         return self.roster.listener(self.worker_id, peer) == self.worker_id
 
     def _link(self, peer: WorkerId, config: RunConfig, contract: Contract, options: LinkOptions) -> Link:
-        terms = Terms(self.run, shared_settings(config), self.worker_id, self.incarnation)
+        terms = Terms(self.run, shared_settings(config), self.worker_id, self.incarnation, self.ending)
         more: More = {
             "options": options,
             "profile": find_profile(config.link.profile),
@@ -108,19 +110,19 @@ class Neighbours:
         """Fail all other links too: whoever waits there, here or beyond them, must not wait for ever."""
         for worker_id, link in list(self.opened.items()):
             if worker_id != peer:
-                link.abort(passed_on(error))
+                link.abort(error.reason, passed_on(error))
 
     def interrupt(self) -> None:
         """Fail all links, because the run is to end at once: whoever waits for one gives up, here and beyond."""
         self.stopping = True
         for link in list(self.opened.values()):
-            link.abort(f"{STOPPING}{self.worker_id} was asked to end")
+            link.abort(f"{self.worker_id} was asked to end", Abort.STOPPING)
 
     def drop(self, reason: LinkError) -> None:
         """End the links of an epoch; whoever is at their other ends is told why."""
         for worker_id, link in self.opened.items():
             self.met[self.roster.worker(worker_id).certificate] = link.newest
-            link.abort(passed_on(reason))
+            link.abort(reason.reason, passed_on(reason))
         self._close_links()
 
     def close(self) -> None:
@@ -136,9 +138,9 @@ class Neighbours:
         self.opened = {}
 
 
-def passed_on(error: LinkError) -> str:
-    """Return the reason told to the other neighbour: that this process was replaced concerns nobody else, they have a newer one to meet."""
-    return f"{RECOVERING}{error}" if isinstance(error, Replaced) else reason_of(error)
+def passed_on(error: LinkError) -> Abort:
+    """Return the code told to the other neighbours: that this process was replaced concerns nobody else, they have a newer one to meet."""
+    return Abort.RECOVERING if error.code is Abort.REPLACED else error.code
 
 
 def link_options(link: LinkConfig) -> LinkOptions:
