@@ -6,29 +6,25 @@ import dataclasses
 import math
 import shlex
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.board.command import OURS, CompareCommand
-from thinwire.board.exchanges import compressed, identity, meeting_every, refuse_wrong_replicas
-from thinwire.board.spec import Spec, parse_spec
-from thinwire.board.subject import CODECS, EXCHANGES, Subject
-from thinwire.codecs.base import LossyOptions
+from thinwire.board.request import OURS, Request, Spec, parse_spec
+from thinwire.board.rows import corpus_name, data_settings, row_settings, trained_on
+from thinwire.board.subjects import Subject
 from thinwire.config import registry
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import flatten, from_table, load_config, near, to_toml
 from thinwire.pipeline.inprocess import build_codec
-from thinwire.replicas.exchange import without_warmup
 from thinwire.run.check import check
-from thinwire.run.settings import chosen_codec, parse, resolve, scan
+from thinwire.run.settings import parse, resolve, scan
 
 EQUAL = {"train.batch", "train.validation_sequences", "model.context", "model.vocabulary", "data.cache"}
 EQUAL |= {"data.source", "data.tokenizer", "data.text_column", "data.max_tokens", "replicas.count"}
-"""Words that all specs of a comparison have in common: losses are compared at equal tokens of the same data."""
+"""Settings that all specs of a comparison have in common: losses are compared at equal tokens of the same data."""
 
-RUNS = "runs"
-"""Folder of a comparison's runs, in that of its rows and boards."""
 LONGEST_PERIOD = 50
 """Steps beyond which what happens once does not matter for the speed."""
 
@@ -41,21 +37,24 @@ class Case:
     config: RunConfig
     """Settings of its learning rows, of the first seed."""
     plain: RunConfig
-    """What the command line gives with this codec's name alone."""
+    """What the command line gives with this method's name alone."""
     typed: tuple[str, ...]
     """That command line."""
-    runs: Path
-    """Folder of its runs."""
-    subject: Subject = CODECS
+    out: Path
+    """Folder of the rows and, in its folder `runs`, of the runs they are made from."""
+    subject: Subject
     corpus: str = ""
     """What names bear besides, where rows of another corpus have the plain ones."""
 
     @property
     def warmup(self) -> int:
         """Return how many steps at the start cross uncompressed."""
-        if self.subject is EXCHANGES:
-            return without_warmup(self.config.replicas.exchange)[1]
-        return self.config.codec.warmup if isinstance(self.config.codec, LossyOptions) else 0
+        return self.subject.warmup(self.config)
+
+    @property
+    def meeting(self) -> int:
+        """Return how many steps go from one meeting of replicas to the next; 0: there are no replicas."""
+        return self.subject.meeting(self.config)
 
     @property
     def period(self) -> int:
@@ -65,39 +64,39 @@ class Case:
         return math.lcm(own or 1, self.meeting) if self.meeting > 1 else own
 
     @property
-    def meeting(self) -> int:
-        """Return how many steps go from one meeting of replicas to the next; 0: there are no replicas."""
-        return meeting_every(self.config) if self.subject is EXCHANGES else 0
-
-    @property
-    def depends_on_microbatch(self) -> bool:
-        """Tell whether another number of microbatches is another training."""
-        return registry.CODECS.load(self.config.codec.name).depends_on_microbatch
-
-    @property
-    def keeps_microbatches(self) -> bool:
-        """Tell whether learning rows have the microbatches of all others: workers have no use for larger ones."""
-        return self.depends_on_microbatch or self.subject is EXCHANGES
-
-    @property
     def immaterial(self) -> frozenset[str]:
         """Name the settings that change the results of a learning row by rounding only."""
-        return frozenset() if self.keeps_microbatches else frozenset({"pipeline.microbatches"})
+        return frozenset() if self.subject.keeps_microbatches(self.config) else frozenset({"pipeline.microbatches"})
 
     @property
     def stem(self) -> str:
-        """Return what names of row files begin with; boards of other numbers of replicas have rows of their own in the same folder."""
-        grid = f"-{self.config.replicas.count}x{self.config.pipeline.stages}" if self.subject is EXCHANGES else ""
-        return self.spec.slug + grid + (f"-{self.corpus}" if self.corpus else "")
+        """Return what names of row files begin with."""
+        return self.spec.slug + self.subject.grid(self.config) + (f"-{self.corpus}" if self.corpus else "")
 
     def name(self, seed: int) -> str:
         """Name a learning row."""
         return f"{self.stem}-{self.config.train.steps}-{seed}"
 
+    def learn_path(self, seed: int) -> Path:
+        """Say where a learning row is."""
+        return self.out / "learn" / f"{self.name(seed)}.json"
+
+    def speed_path(self, link: str) -> Path:
+        """Say where a speed row is."""
+        return self.out / "speed" / f"{self.stem}-{link}.json"
+
+    def end_to_end_path(self, seed: int, link: str) -> Path:
+        """Say where the row of a training over a link is."""
+        return self.out / "end_to_end" / f"{self.name(seed)}-{link}.json"
+
+    def run_of(self, row: Path) -> Path:
+        """Return the folder of the run that a row is made from."""
+        return self.out / "runs" / row.stem
+
     def learning(self, seed: int) -> RunConfig:
         """Return the settings of a learning row."""
         config = replace(self.config, seed=seed)
-        if self.keeps_microbatches:
+        if self.subject.keeps_microbatches(config):
             return config
         # In one process larger microbatches are faster and, up to rounding, the gradients are the same.
         most = max(1, config.pipeline.microbatches // 4)
@@ -113,76 +112,72 @@ class Case:
         """Return the settings of a speed measurement: nothing but steps, and those of the compressed phase."""
         config = self.over(link, self.config.seed)
         short = replace(config.train, steps=steps, validate_every=0, checkpoint_every=0, validation_sequences=1)
-        config = replace(config, train=short)
-        if self.subject is EXCHANGES:
-            return compressed(config)
-        return replace(config, codec=replace(config.codec, warmup=0)) if self.warmup else config
+        return self.subject.compressed(replace(config, train=short))
 
     def command(self, config: RunConfig) -> str:
         """Write the `thinwire train` line that has these settings."""
-        words = [*self.typed, *(["--codec.name", self.spec.codec] if self.spec.codec else [])]
-        before = flatten(resolve(self.plain))
-        for word, value in flatten(config).items():
-            if word == "codec.name" or value == before[word]:
-                continue
-            if isinstance(value, bool):
-                words.append(f"--{word}" if value else "--" + ".no_".join(word.rsplit(".", 1)))
-            else:
-                words += [f"--{word}", str(value)]
-        return shlex.join(["thinwire", "train", *words])
+        return shlex.join(["thinwire", "train", *self.typed, *options_between(flatten(resolve(self.plain)), flatten(config))])
 
 
-def prepare(command: CompareCommand) -> list[Case]:
+def options_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Write the options of `thinwire train` that lead from some settings to others of the same method."""
+    options = []
+    for name, value in after.items():
+        if name == "codec.name" or value == before[name]:
+            continue
+        if isinstance(value, bool):
+            options.append(f"--{name}" if value else "--" + ".no_".join(name.rsplit(".", 1)))
+        else:
+            options += [f"--{name}", str(value)]
+    return options
+
+
+def prepare(request: Request) -> list[Case]:
     """Make the cases of a comparison, or raise ValueError for the first thing that cannot work."""
-    start = parse(list(command.words), scan(list(command.words)), load_config(command.config))
-    refuse_wrong_replicas(start, command.subject)
-    seeds, steps = command.seeds or (start.seed,), command.steps or start.train.steps
-    mode: Any = "workers" if command.subject is EXCHANGES else "inprocess"
-    train, pipeline = replace(start.train, steps=steps, seconds=None), replace(start.pipeline, mode=mode)
+    subject, options = request.subject, list(request.options)
+    start = parse(options, scan(options), load_config(request.config))
+    subject.refuse_config(start)
+    seeds, steps = request.seeds or (start.seed,), request.steps or start.train.steps
+    train, pipeline = replace(start.train, steps=steps, seconds=None), replace(start.pipeline, mode=subject.mode)
     base = replace(start, seed=seeds[0], train=train, pipeline=pipeline, link=replace(start.link, profile="open"))
-    typed = ("--config", command.config, *command.words)
-    specs = command.specs or tuple(map(parse_spec, registry.CODECS.names()))
+    specs = request.specs or tuple(parse_spec(name, subject) for name in registry.CODECS.names())
     cases: list[Case] = []
     for spec in specs:
         try:
-            config = settings_of(spec, base)
-            plain = replace(start, codec=chosen_codec(start.codec, spec.codec))
-            cases.append(Case(spec, config, plain, typed, command.out / RUNS, command.subject))
-            check_case(cases[-1], command.links, seeds)
+            naming, plain = subject.plain(spec, start)
+            typed = ("--config", request.config, *options, *naming)
+            cases.append(Case(spec, with_spec(spec, base, subject), plain, typed, request.out, subject))
+            check_case(cases[-1], request.links, seeds)
         except ValueError as error:
             raise ValueError(f"spec {spec.text}: {error}") from None
-    check_together(cases, command)
+    check_together(cases, request)
     return cases
 
 
-def settings_of(spec: Spec, base: RunConfig) -> RunConfig:
-    """Put a spec's words into the settings; what it does not say of its codec has the codec's own defaults."""
-    config = base
-    if spec.codec is not None:
-        options = {"name": spec.codec, **dict(spec.options)}
-        config = replace(base, codec=from_table(registry.CODECS.load(spec.codec).Options, options, "options", "codec"))
-    for word, value in spec.words:
-        config = replace_word(config, word, value)
+def with_spec(spec: Spec, base: RunConfig, subject: Subject) -> RunConfig:
+    """Put a spec's method and settings into those of all."""
+    config = subject.apply(spec, base)
+    for name, value in spec.settings:
+        config = replace_setting(config, name, value)
     check(config)
     return resolve(config)
 
 
-def replace_word(config: RunConfig, word: str, value: Any) -> RunConfig:
-    """Set one dotted word of the settings."""
-    if word in EQUAL or word in OURS:
-        raise ValueError(f"{word} must be the same for all specs; {OURS.get(word, f'give it as --{word} behind the specs')}")
-    section, _, field = word.partition(".")
+def replace_setting(config: RunConfig, name: str, value: Any) -> RunConfig:
+    """Set one dotted name of the settings."""
+    if name in EQUAL or name in OURS:
+        raise ValueError(f"{name} must be the same for all specs; {OURS.get(name, f'give it as --{name} behind the specs')}")
+    section, _, field = name.partition(".")
     known = {entry.name for entry in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, entry.name))} - {"codec"}
     if section not in known:
-        raise ValueError(f"there is no section {section!r} of the settings for {word}; {near(section, known)}")
+        raise ValueError(f"there is no section {section!r} of the settings for {name}; {near(section, known)}")
     table = dataclasses.asdict(getattr(config, section)) | {field: value}
     return replace(config, **{section: from_table(type(getattr(config, section)), table, "settings", section)})
 
 
 def check_case(case: Case, links: tuple[str, ...], seeds: tuple[int, ...]) -> None:
     """Refuse a case that cannot train, here or over the links."""
-    if case.config.pipeline.stages < 2 and case.subject is CODECS:
-        raise ValueError(f"pipeline.stages is {case.config.pipeline.stages}, so nothing crosses a boundary; choose 2 or more")
+    case.subject.refuse_config(case.config)
     build_codec(case.config)
     to_toml(case.config)
     for seed in seeds:
@@ -191,28 +186,52 @@ def check_case(case: Case, links: tuple[str, ...], seeds: tuple[int, ...]) -> No
         check(case.over(link, seeds[0]))
 
 
-def check_together(cases: list[Case], command: CompareCommand) -> None:
+def check_together(cases: list[Case], request: Request) -> None:
     """Refuse a list that cannot be scored, and a folder that cannot be written: this comes last, since it makes the folder."""
     for number, case in enumerate(cases):
         for other in cases[:number]:
-            if identity(case.config) == identity(other.config):
+            if case.subject.identity(case.config) == case.subject.identity(other.config):
                 raise ValueError(f"the specs {other.spec.text!r} and {case.spec.text!r} are the same settings; leave one out")
-    if command.target is None:
-        name = command.subject.reference
-        reference = next((case for case in cases if case.spec.text == name), None)
-        if reference is None:
-            raise ValueError(
-                f"there is no plain `{name}` among the specs, whose loss would be the target; add {name}, or give --target LOSS"
-            )
-        every, steps = reference.config.train.validate_every, reference.config.train.steps
-        if not 1 <= every <= steps / 2:
-            raise ValueError(
-                f"train.validate_every is {every}, but the target is {name}'s validation loss after half of {steps} steps; "
-                f"set --train.validate_every to {'1' if steps < 4 else f'1 to {steps // 2}'}, or give --target LOSS"
-            )
+    if request.target is None:
+        check_reference(cases, request.subject.reference)
     try:
-        command.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=command.out):
+        request.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=request.out):
             pass
     except OSError as error:
-        raise ValueError(f"cannot write into {command.out}: {error.strerror}; choose another folder with --out") from None
+        raise ValueError(f"cannot write into {request.out}: {error.strerror}; choose another folder with --out") from None
+
+
+def check_reference(cases: list[Case], name: str) -> None:
+    """Refuse a list without the spec whose loss is the target, or with one that is not validated in time."""
+    reference = next((case for case in cases if case.spec.text == name), None)
+    if reference is None:
+        raise ValueError(f"there is no plain `{name}` among the specs, whose loss would be the target; add {name}, or give --target LOSS")
+    every, steps = reference.config.train.validate_every, reference.config.train.steps
+    if not 1 <= every <= steps / 2:
+        raise ValueError(
+            f"train.validate_every is {every}, but the target is {name}'s validation loss after half of {steps} steps; "
+            f"set --train.validate_every to {'1' if steps < 4 else f'1 to {steps // 2}'}, or give --target LOSS"
+        )
+
+
+def rows_of(case: Case, request: Request) -> Iterator[Path]:
+    """Yield where the rows of a case would be."""
+    for seed in request.seeds or (case.config.seed,):
+        yield case.learn_path(seed)
+        yield from (case.end_to_end_path(seed, link) for link in request.links)
+    yield from (case.speed_path(link) for link in request.links)
+
+
+def beside(request: Request, cases: list[Case]) -> tuple[Request, list[Case], str]:
+    """Rename board and cases if the folder holds rows of another corpus under their names, or already some of this one under others.
+
+    Return also what to tell the user of it.
+    """
+    wanted, name = data_settings(row_settings(cases[0].config)), corpus_name(cases[0].config)
+    renamed = [replace(case, corpus=name) for case in cases]
+    known, others = ([trained_on(row, case.run_of(row)) for case in each for row in rows_of(case, request)] for each in (renamed, cases))
+    if wanted not in known and all(found is None or found == wanted for found in others):
+        return request, cases, ""
+    text = f"{request.out} holds rows of another corpus: those of this one, and its board, have {name} in their names"
+    return replace(request, name=f"{request.name}-{name}"), renamed, text

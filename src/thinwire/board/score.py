@@ -6,9 +6,12 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from thinwire.board.rows import Row, curve_of
-from thinwire.board.subject import CODECS, Subject
+
+if TYPE_CHECKING:
+    from thinwire.board.subjects import Subject
 
 Curve = Mapping[int, float]
 
@@ -90,7 +93,7 @@ class Standing:
     loss: float | None = None
     spread: float | None = None
     """Half the range over several seeds."""
-    distance: float | None = None
+    above: float | None = None
     """Loss above the reference's with the same seeds, in percent."""
     sent: dict[str, float] = field(default_factory=dict)
     """Bytes by part, as the subject splits them."""
@@ -105,7 +108,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SpecRows:
     """A spec and its rows, as far as they are there."""
 
     label: str
@@ -121,21 +124,21 @@ class Board:
 
     standings: list[Standing]
     target: float | None
-    subject: Subject = CODECS
+    subject: Subject
 
 
-def reference_of(entries: Sequence[Entry], subject: Subject) -> Entry | None:
+def reference_of(entries: Sequence[SpecRows], subject: Subject) -> SpecRows | None:
     """Return the entry that others are judged by, where it is among them."""
     return next((entry for entry in entries if entry.label == subject.reference), None)
 
 
-def find_target(entries: Sequence[Entry], steps: int, subject: Subject = CODECS) -> float | None:
+def find_target(entries: Sequence[SpecRows], steps: int, subject: Subject) -> float | None:
     """Return the reference's validation loss at half of the steps; None while it has no curve."""
     found = reference_of(entries, subject)
     return value_at(mean_curve([curve_of(row) for row in found.learn]), steps / 2) if found and found.learn else None
 
 
-def score(entries: Sequence[Entry], links: Sequence[str], target: float | None, subject: Subject = CODECS) -> Board:
+def score(entries: Sequence[SpecRows], links: Sequence[str], target: float | None, subject: Subject) -> Board:
     """Judge all entries against the target and against the reference."""
     plain = reference_of(entries, subject)
     reference = stand(plain, links, target, subject, None, None) if plain else None
@@ -143,14 +146,13 @@ def score(entries: Sequence[Entry], links: Sequence[str], target: float | None, 
 
 
 def stand(
-    entry: Entry, links: Sequence[str], target: float | None, subject: Subject, reference: Standing | None, plain: Entry | None
+    entry: SpecRows, links: Sequence[str], target: float | None, subject: Subject, reference: Standing | None, plain: SpecRows | None
 ) -> Standing:
     """Judge one entry; `plain` is the reference's and `reference` how that stands."""
     curve = mean_curve([curve_of(row) for row in entry.learn])
     reached = steps_to(curve, target) if target is not None else None
     losses = [row["val_loss"] for row in entry.learn]
-    counts = [subject.counts(row) for row in entry.learn]
-    sent = {part: statistics.fmean(count[part] for count in counts) for part in subject.parts} if counts else {}
+    sent = {part: statistics.fmean(row[f"{subject.unit}_{part}"] for row in entry.learn) for part in subject.parts} if losses else {}
     judged = sum(sent[part] for part in subject.judged) if sent else None
     peaks = [max(row["peak_rss_bytes"]) for row in entry.speed.values()]
     return Standing(
@@ -159,9 +161,9 @@ def stand(
         curve=curve,
         seeds=len(losses),
         parameters=entry.learn[0]["trainable_parameters"] if losses else None,
-        loss=mean(losses),
+        loss=mean_of(losses),
         spread=(max(losses) - min(losses)) / 2 if len(losses) > 1 else None,
-        distance=distance(entry.learn, plain.learn if plain else ()),
+        above=loss_above(entry.learn, plain.learn if plain else ()),
         sent=sent,
         judged=judged,
         fewer=ratio(reference.judged if reference else None, judged),
@@ -171,23 +173,23 @@ def stand(
     )
 
 
-def distance(rows: Sequence[Row], plain: Sequence[Row]) -> float | None:
+def loss_above(rows: Sequence[Row], plain: Sequence[Row]) -> float | None:
     """Return how far the losses lie above the reference's with the same seeds, in percent; None where no seed has both."""
     pairs = [(row["val_loss"], other["val_loss"]) for row in rows for other in plain if row["seed"] == other["seed"]]
     return 100 * (sum(own for own, _ in pairs) / sum(other for _, other in pairs) - 1) if pairs else None
 
 
-def on_link(entry: Entry, link: str, reached: Reached | None, reference: Standing | None, plain: Entry | None) -> OnLink:
+def on_link(entry: SpecRows, link: str, reached: Reached | None, reference: Standing | None, plain: SpecRows | None) -> OnLink:
     """Judge an entry on one link; an uncompressed warm-up takes the reference's time, and is unknown without it."""
-    row, whole = entry.speed.get(link), plain.speed.get(link) if plain else None
-    if row is None or (entry.warmup and whole is None):
+    row, uncompressed = entry.speed.get(link), plain.speed.get(link) if plain else None
+    if row is None or (entry.warmup and uncompressed is None):
         return OnLink(tokens_per_second=row["tokens_per_second"] if row else None)
-    pace = Pace(row["seconds_per_step"], entry.warmup, whole["seconds_per_step"] if whole else 0.0)
+    pace = Pace(row["seconds_per_step"], entry.warmup, uncompressed["seconds_per_step"] if uncompressed else 0.0)
     time = pace.time(reached.steps) if reached else None
     return OnLink(pace, row["tokens_per_second"], time, ratio(reference.links[link].time if reference else None, time))
 
 
-def mean(values: Sequence[float]) -> float | None:
+def mean_of(values: Sequence[float]) -> float | None:
     """Return the mean, None of nothing."""
     return statistics.fmean(values) if values else None
 

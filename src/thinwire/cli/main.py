@@ -28,7 +28,7 @@ VERBS = {
     "import": ("start a run from a Hugging Face Llama folder", "thinwire.hf.importing:main"),
     "generate": ("write text with a finished or stopped run", "thinwire.cli.generate:main"),
     "memory": ("say how a stage would fit into a memory budget, and what that costs", "thinwire.cli.memory:main"),
-    "compare": ("judge boundary methods or exchanges by time to loss over links", "thinwire.board.command:main"),
+    "compare": ("judge boundary methods or exchanges by time to loss over links", "thinwire.cli.compare:main"),
 }
 WITHOUT_TORCH = ("keys", "roster")
 """Verbs that run whatever torch is installed, or none."""

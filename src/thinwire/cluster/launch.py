@@ -6,7 +6,7 @@ in `replica-1`, `replica-2`, ... inside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from thinwire.run.settings import TrainCommand
 from thinwire.run.stop import Stop
 
 
-def launch(command: TrainCommand) -> dict[str, Any]:
-    """Train with one process per stage; return the run's summary."""
+def launch(command: TrainCommand, *, trackers: Sequence[Tracker] = (), shown: bool = True) -> dict[str, Any]:
+    """Train with one process per stage, `shown` to people or not; return the run's summary."""
     with (
-        open_trackers(command.track, command.run, command.config, resume=command.resume) as trackers,
-        RunView(command.config, trackers) as view,
+        open_trackers(command.track, command.run, command.config, resume=command.resume) as named,
+        RunView(command.config, [*named, *trackers], shown=shown) as view,
     ):
 
         def show(worker_id: WorkerId, message: dict[str, Any]) -> None:

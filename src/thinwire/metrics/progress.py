@@ -60,12 +60,19 @@ class Progress(Tracker):
             self.live.start()
 
     @classmethod
-    def of(cls, config: RunConfig, *, alone: bool = False, below: Callable[[int], RenderableType] | None = None) -> Progress:
+    def of(
+        cls,
+        config: RunConfig,
+        *,
+        alone: bool = False,
+        below: Callable[[int], RenderableType] | None = None,
+        stream: TextIO | None = None,
+    ) -> Progress:
         """Show a run with these settings; `alone`: one stage of several."""
         train = config.train
         mbps = min((rate for rate in (find_profile(config.link.profile).up_mbps, config.link.pace_mbps) if rate), default=None)
         estimate = Estimate(train.steps, train.seconds, train.validate_every)
-        return cls(train.steps, estimate=estimate, verdict=Verdict(mbps, alone=alone), below=below)
+        return cls(train.steps, stream=stream, estimate=estimate, verdict=Verdict(mbps, alone=alone), below=below)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         now = self.clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from typing import Any
 
 from rich.table import Table
@@ -29,14 +30,14 @@ LEAST_WANTED = ("encode", "decode", "layers", "step", "to previous")
 class RunView:
     """Take the values of every stage's steps, show them and hand them to trackers, which are closed by whoever opened them."""
 
-    def __init__(self, config: RunConfig, trackers: Sequence[Tracker] = ()) -> None:
+    def __init__(self, config: RunConfig, trackers: Sequence[Tracker] = (), *, shown: bool = True) -> None:
         self.config, self.trackers = config, trackers
         self.ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
         self.latest: dict[WorkerId, Mapping[str, Any]] = {}
         self.tracked: dict[WorkerId, int] = {}
         self.reached = 0
         """Steps that were done when one was last abandoned."""
-        self.progress = Progress.of(config, below=self.table)
+        self.progress = Progress.of(config, below=self.table, stream=None if shown else StringIO())
 
     def __enter__(self) -> RunView:
         return self

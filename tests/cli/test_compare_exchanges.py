@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from patience import HANG
-from thinwire.board import speed, whole
+from thinwire.board import measure
 from thinwire.board.cases import Case, prepare
-from thinwire.board.command import parse_compare
-from thinwire.board.exchanges import notes
-from thinwire.board.score import Entry
+from thinwire.board.score import SpecRows
+from thinwire.board.subjects import EXCHANGES
 from thinwire.cli import main as cli
+from thinwire.cli.compare import parse_compare
 from thinwire.config import registry
 from thinwire.run.settings import parse_train
 
@@ -52,8 +52,7 @@ def cases(config: str, *words: str) -> list[Case]:
 
 @pytest.mark.parametrize("words", ERRORS, ids=ERRORS)
 def test_errors_come_before_any_training(config, tmp_path, words, capsys, monkeypatch):
-    monkeypatch.setattr(whole, "supervised", None)
-    monkeypatch.setattr(speed, "launch", None)
+    monkeypatch.setattr(measure, "train_row", None)
     before = sorted(tmp_path.rglob("*"))
     usual = [] if "validate_every" in words else ["--train.validate_every", "2"]
     usual += [] if "--replicas.count" in words else PAIR
@@ -111,7 +110,7 @@ def test_every_method_says_when_replicas_meet(config, name):
 def test_meetings_are_timed_over_whole_periods(config, words, steps, counted):
     """The last step of a run is a meeting: so a period must end there, or the row would count one too many."""
     (case,) = cases(config, "--exchange", *words, "--steps", "40")
-    total, chosen = speed.whole_periods(case, 8)
+    total, chosen = measure.whole_periods(case, 8)
     assert total == steps and list(range(total))[chosen] == counted
 
 
@@ -130,17 +129,15 @@ def test_first_steps_that_travel_whole_are_not_timed(config, text, plain, warmup
 def test_notes_tell_what_figures_do_not_show():
     learnt = {"bytes_per_step_exchange": 100.0, "resumed_at": 0}
     timed = {"turns": [{"bytes_per_step": {"exchange": 120.0}}]}
-    assert not [*notes(Entry("local", None, 0, [learnt], {"open": timed}), 20, 100)]
+    assert not [*EXCHANGES.notes(SpecRows("local", None, 0, [learnt], {"open": timed}), 20, 100)]
     other = {"turns": [{"bytes_per_step": {"exchange": 410.0}}]}
-    found = [*notes(Entry("local", None, 0, [learnt | {"resumed_at": 7}], {"open": other}), 20, 50)]
+    found = [*EXCHANGES.notes(SpecRows("local", None, 0, [learnt | {"resumed_at": 7}], {"open": other}), 20, 50)]
     assert ["every 20 steps and is validated every 50" in found[0], "from step 7 on" in found[1], "4.1 times" in found[2]] == [True] * 3
-    assert not [*notes(Entry("local", None, 0, [], {}), 20, 0)]
-    (said,) = notes(Entry("local:warmup=9", None, 9, [learnt], {"open": other}), 20, 100)
+    assert not [*EXCHANGES.notes(SpecRows("local", None, 0, [], {}), 20, 0)]
+    (said,) = EXCHANGES.notes(SpecRows("local:warmup=9", None, 9, [learnt], {"open": other}), 20, 100)
     assert "whole in its first 9 steps" in said
 
 
 def test_words_need_no_torch():
-    code = (
-        "import sys; from thinwire.board.command import parse_compare as parse; parse(['--exchange', 'x']); print('torch' in sys.modules)"
-    )
+    code = "import sys; from thinwire.cli.compare import parse_compare as parse; parse(['--exchange', 'x']); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True).stdout == "False\n"

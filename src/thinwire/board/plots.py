@@ -31,18 +31,18 @@ NEAR = 20
 """A label farther up or down than this gets a line to its point."""
 
 
-def draw(board: Board, links: Sequence[str], folder: Path) -> list[Path]:
+def draw_plots(board: Board, links: Sequence[str], folder: Path) -> list[Path]:
     """Draw all plots of a board into its folder and drop those it no longer has; return the PNGs."""
     import matplotlib  # the extra `plot`
 
     with matplotlib.rc_context(STYLE):
         figures = {"1-steps": by_steps(board)}
-        if any(standing.distance is not None for standing in board.standings):
+        if any(standing.above is not None for standing in board.standings):
             figures["2-bytes"] = by_bytes(board)
         for number, link in enumerate(links, 3):
             if any(standing.links[link].pace for standing in board.standings if standing.curve):
                 figures[f"{number}-{link}"] = by_time(board, link)
-        files = {f"{name}.{ending}": picture(figure, ending) for name, figure in figures.items() for ending in FORMATS}
+        files = {f"{name}.{ending}": figure_bytes(figure, ending) for name, figure in figures.items() for ending in FORMATS}
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         write_atomic(folder / name, data)
@@ -52,7 +52,7 @@ def draw(board: Board, links: Sequence[str], folder: Path) -> list[Path]:
     return [folder / f"{name}.png" for name in figures]
 
 
-def picture(figure: Any, ending: str) -> bytes:
+def figure_bytes(figure: Any, ending: str) -> bytes:
     """Return a figure as the bytes of a file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=ending, **FORMATS[ending])
@@ -120,12 +120,12 @@ def by_bytes(board: Board) -> Any:
     subject = board.subject
     figure, axes = canvas(board, "Loss against what crosses", subject.axis, f"validation loss above {subject.reference}, %")
     looks = styles(board)
-    points = [each for each in board.standings if each.distance is not None and each.judged]
+    points = [each for each in board.standings if each.above is not None and each.judged]
     axes.axhline(0, color="grey", linewidth=0.8)
     for each in points:
         axes.plot(
             [(each.judged or 0.0) / subject.scale],
-            [each.distance],
+            [each.above],
             marker="o",
             linestyle="none",
             color=looks[each.label]["color"],
@@ -133,7 +133,7 @@ def by_bytes(board: Board) -> Any:
         )
     plain_log(axes)
     axes.margins(0.12, 0.15)
-    places = [((each.judged or 0.0) / subject.scale, each.distance or 0.0) for each in points]
+    places = [((each.judged or 0.0) / subject.scale, each.above or 0.0) for each in points]
     place_labels(figure, axes, [(each.label, *place, looks[each.label]["color"]) for each, place in zip(points, places, strict=True)])
     return figure
 

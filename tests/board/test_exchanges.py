@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.board import run, speed, whole
+from thinwire.board import comparison, measure
 from thinwire.cli import main as cli
 
 WORDS = ("--steps", "6", "--train.validate_every", "2", "--speed-steps", "4", "--replicas.count", "2", "--name", "pair")
@@ -17,7 +17,7 @@ WORDS = ("--steps", "6", "--train.validate_every", "2", "--speed-steps", "4", "-
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(measure, "LOOK_SECONDS", 0.05)
 
 
 def compare(config: str, *words: str, code: int = 0) -> None:
@@ -52,17 +52,16 @@ def test_a_whole_comparison_and_again(config, capsys, monkeypatch):
     assert all((Path("out/exchanges") / part.split(")")[0]).exists() for part in page.split("](")[1:]) and page.count("](plots/pair/") == 3
     assert not Path("out/board").exists() and not Path("out/exchanges.md").exists()
     before = files("out")
-    for module, name in ((speed, "launch"), (whole, "supervised")):
-        monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(measure, "train_row", None)
     compare(config, *words, "--redraw")
     assert files("out") == before
-    monkeypatch.setattr(run, "draw", lambda *_: [])  # most of the time goes into plots
+    monkeypatch.setattr(comparison, "draw_plots", lambda *_: [])  # most of the time goes into plots
     compare(config, *words)
     assert files("out") == before
 
 
 def test_an_interrupted_row_goes_on_where_all_replicas_were(config, monkeypatch):
-    monkeypatch.setattr(run, "draw", lambda *_: [])
+    monkeypatch.setattr(comparison, "draw_plots", lambda *_: [])
     words = ("--exchange", "local:steps=2,warmup=3", "--links", "--target", "4")
     compare(config, *words)
     name = "local-steps2-warmup3-2x2-6-0"
@@ -79,7 +78,7 @@ def test_an_interrupted_row_goes_on_where_all_replicas_were(config, monkeypatch)
 
 
 def test_replicas_of_one_stage(config, monkeypatch):
-    monkeypatch.setattr(run, "draw", lambda *_: [])
+    monkeypatch.setattr(comparison, "draw_plots", lambda *_: [])
     compare(config, "--exchange", "allreduce", "--links", "open", "--pipeline.stages", "1", "--train.threads", "1")
     row = json.loads(Path("out/exchanges/learn/allreduce-2x1-6-0.json").read_text())
     assert row["bytes_per_step_boundary"] == 0 and row["bytes_per_step_exchange"] == 8 * row["trainable_parameters"]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.board.spec import parse_exchange, parse_spec, parse_specs
+from thinwire.board.cases import with_spec
+from thinwire.board.request import parse_spec, parse_specs
+from thinwire.board.subjects import CODECS, EXCHANGES
+from thinwire.codecs.build import codec_defaults
+from thinwire.config.sections import ReplicasConfig, RunConfig
 
 
 def test_a_name_alone():
-    spec = parse_spec("dense")
-    assert (spec.codec, spec.options, spec.words, spec.slug) == ("dense", (), (), "dense")
+    spec = parse_spec("dense", CODECS)
+    assert (spec.method, spec.options, spec.settings, spec.slug) == ("dense", (), (), "dense")
 
 
 def test_options_and_config_words():
-    spec = parse_spec("anchored:rank=32,bits=4,dtype=fp32,model.ffn=900,model.dropout=0.1,model.tied_head=true,backward_bits=none")
+    spec = parse_spec("anchored:rank=32,bits=4,dtype=fp32,model.ffn=900,model.dropout=0.1,model.tied_head=true,backward_bits=none", CODECS)
     assert spec.options == (("rank", 32), ("bits", 4), ("dtype", "fp32"), ("backward_bits", None))
-    assert spec.words == (("model.ffn", 900), ("model.dropout", 0.1), ("model.tied_head", True))
+    assert spec.settings == (("model.ffn", 900), ("model.dropout", 0.1), ("model.tied_head", True))
 
 
 @pytest.mark.parametrize(
@@ -28,18 +32,18 @@ def test_options_and_config_words():
     ],
 )
 def test_slugs_are_file_names(text, slug):
-    assert parse_spec(text).slug == slug
+    assert parse_spec(text, CODECS).slug == slug
 
 
 @pytest.mark.parametrize("text", ["", ":rank=3", "subspace:", "subspace:rank", "subspace:rank=", "subspace:=3", "subspace:rank=1,,bits=4"])
 def test_what_is_no_spec(text):
-    with pytest.raises(ValueError, match=r"write NAME\[:WORD=VALUE"):
-        parse_spec(text)
+    with pytest.raises(ValueError, match=r"write NAME\[:OPTION=VALUE"):
+        parse_spec(text, CODECS)
 
 
 def test_a_word_twice():
     with pytest.raises(ValueError, match="gives rank twice"):
-        parse_spec("subspace:rank=3,rank=4")
+        parse_spec("subspace:rank=3,rank=4", CODECS)
 
 
 def test_a_file_with_headings(tmp_path):
@@ -47,7 +51,7 @@ def test_a_file_with_headings(tmp_path):
     path.write_text(
         "dense\n\n# Equal width\nsubspace:rank=16\n  anchored:rank=8  \n## Equal trainable parameters\nsubspace:model.ffn=900\n"
     )
-    specs = parse_specs([f"@{path}", "quantize:bits=4"])
+    specs = parse_specs([f"@{path}", "quantize:bits=4"], CODECS)
     assert [(spec.text, spec.heading) for spec in specs] == [
         ("dense", None),
         ("subspace:rank=16", "Equal width"),
@@ -59,40 +63,43 @@ def test_a_file_with_headings(tmp_path):
 
 def test_files_that_say_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*none.txt"):
-        parse_specs([f"@{tmp_path / 'none.txt'}"])
+        parse_specs([f"@{tmp_path / 'none.txt'}"], CODECS)
     (tmp_path / "empty.txt").write_text("# only a heading\n\n")
     with pytest.raises(ValueError, match="holds no spec"):
-        parse_specs([f"@{tmp_path / 'empty.txt'}"])
+        parse_specs([f"@{tmp_path / 'empty.txt'}"], CODECS)
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not UTF-8"):
-        parse_specs([f"@{tmp_path / 'binary.txt'}"])
+        parse_specs([f"@{tmp_path / 'binary.txt'}"], CODECS)
 
 
 def test_a_spec_twice():
     with pytest.raises(ValueError, match=r"'dense' is given twice"):
-        parse_specs(["dense", "subspace", "dense"])
+        parse_specs(["dense", "subspace", "dense"], CODECS)
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "text, exchange, graph, rate",
     [
-        ("allreduce", (("replicas.exchange", "allreduce"),)),
-        ("local:steps=20,rate=0.7", (("replicas.exchange", "local:steps=20,rate=0.7"),)),
-        ("local:replicas.graph=ring,steps=20", (("replicas.exchange", "local:steps=20"), ("replicas.graph", "ring"))),
-        ("allreduce:train.rate=0.1", (("replicas.exchange", "allreduce"), ("train.rate", 0.1))),
+        ("allreduce", "allreduce", "complete", 3e-3),
+        ("local:steps=20,rate=0.7", "local:steps=20,rate=0.7", "complete", 3e-3),
+        ("local:replicas.graph=ring,steps=20", "local:steps=20", "ring", 3e-3),
+        ("allreduce:train.rate=0.1", "allreduce", "complete", 0.1),
     ],
 )
-def test_an_exchange_is_a_spec_of_the_configs_own_codec(text, words):
-    spec = parse_exchange(text, "Heading")
-    assert (spec.text, spec.codec, spec.options, spec.words, spec.heading) == (text, None, (), words, "Heading")
+def test_an_exchange_is_a_spec_of_the_configs_own_codec(text, exchange, graph, rate):
+    spec = parse_spec(text, EXCHANGES, "Heading")
+    assert (spec.text, spec.heading) == (text, "Heading")
+    base = RunConfig(codec=codec_defaults("subspace", rank=6), replicas=ReplicasConfig(count=2))
+    config = with_spec(spec, base, EXCHANGES)
+    assert (config.replicas.exchange, config.replicas.graph, config.train.rate, config.codec) == (exchange, graph, rate, base.codec)
 
 
 def test_what_is_no_exchange():
     with pytest.raises(ValueError, match="such as powersgd:rank=4"):
-        parse_exchange("local:")
+        parse_spec("local:", EXCHANGES)
 
 
 def test_a_file_of_exchanges(tmp_path):
     (tmp_path / "methods.txt").write_text("allreduce\n# Seldom\nlocal:steps=20\n")
-    specs = parse_specs([f"@{tmp_path / 'methods.txt'}", "hybrid"], parse_exchange)
+    specs = parse_specs([f"@{tmp_path / 'methods.txt'}", "hybrid"], EXCHANGES)
     assert [(spec.slug, spec.heading) for spec in specs] == [("allreduce", None), ("local-steps20", "Seldom"), ("hybrid", None)]

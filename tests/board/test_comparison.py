@@ -12,9 +12,9 @@ import pytest
 
 from runs import unhurried
 from thinwire import checkpoint
-from thinwire.board import learn, run, speed, whole
+from thinwire.board import comparison, measure
 from thinwire.cli import main as cli
-from thinwire.config.sections import RunConfig
+from thinwire.config.sections import PipelineConfig, RunConfig
 from thinwire.util.lock import locked
 
 WORDS = ("--steps", "6", "--train.validate_every", "2", "--speed-steps", "4")
@@ -23,7 +23,7 @@ WORDS = ("--steps", "6", "--train.validate_every", "2", "--speed-steps", "4")
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(measure, "LOOK_SECONDS", 0.05)
 
 
 def compare(config: str, *words: str, code: int = 0) -> None:
@@ -43,7 +43,7 @@ def read(path: str) -> dict:
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leave the plots out where they are not the question: they take most of the time."""
-    monkeypatch.setattr(run, "draw", lambda *_: [])
+    monkeypatch.setattr(comparison, "draw_plots", lambda *_: [])
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def forbid(monkeypatch):
         raise AssertionError("this must not train")
 
     def apply() -> None:
-        for module, name in ((learn, "Trainer"), (speed, "launch"), (whole, "supervised")):
-            monkeypatch.setattr(module, name, forbidden)
+        for name in ("Trainer", "launch"):
+            monkeypatch.setattr(measure, name, forbidden)
 
     return apply
 
@@ -140,7 +140,7 @@ def test_an_interrupted_row_goes_on_and_is_the_same(config, monkeypatch, text, l
     ("number", "point", "step"), [(signal.SIGINT, "step", 3), (signal.SIGTERM, "step", 3), (signal.SIGTERM, "validate", 6)]
 )
 def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeypatch, number, point, step):
-    original, asked = getattr(learn.Trainer, point), []
+    original, asked = getattr(measure.Trainer, point), []
 
     def stopping(trainer):
         if not asked and trainer.position.step == step:
@@ -148,7 +148,7 @@ def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeyp
             signal.raise_signal(number)
         return original(trainer)
 
-    monkeypatch.setattr(learn.Trainer, point, stopping)
+    monkeypatch.setattr(measure.Trainer, point, stopping)
     compare(config, "dense", "--links", code=130)
     assert not Path("out/board/learn/dense-6-0.json").exists() and not Path("out/board/screen.md").exists()
     compare(config, "dense", "--links")
@@ -158,14 +158,14 @@ def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeyp
     assert read("out/board/learn/dense-6-0.json") == resumed
 
 
-@pytest.mark.parametrize("train", [learn.train, whole.train_in_workers])
-def test_a_run_that_another_process_trains_is_left_alone(train, tmp_path, forbid):
+@pytest.mark.parametrize("mode", ["inprocess", "workers"])
+def test_a_run_that_another_process_trains_is_left_alone(mode, tmp_path, forbid):
     forbid()
-    config, run = RunConfig(), tmp_path / "run"
+    config, run = RunConfig(pipeline=PipelineConfig(mode=mode)), tmp_path / "run"
     last = run / f"checkpoints/step-{config.train.steps:06d}"
     last.mkdir(parents=True)
     with locked(run), pytest.raises(ValueError, match=r"is in use by process .*choose another with --out DIR"):
-        train(config, run)
+        measure.train_row(config, run)
     assert last.exists()
 
 
@@ -214,14 +214,14 @@ def test_folders_share_nothing(config, tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_row_that_fails_leaves_the_others_their_turn(config, capsys, monkeypatch):
-    original = learn.Trainer.step
+    original = measure.Trainer.step
 
     def diverging(trainer):
         if trainer.config.codec.name == "subspace":
             raise ValueError("training has diverged")
         return original(trainer)
 
-    monkeypatch.setattr(learn.Trainer, "step", diverging)
+    monkeypatch.setattr(measure.Trainer, "step", diverging)
     compare(config, "subspace", "dense", "--links", code=2)
     captured = capsys.readouterr()
     assert "[0/2] learn subspace seed 0: failed: training has diverged" in captured.out

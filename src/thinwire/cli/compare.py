@@ -1,11 +1,11 @@
-"""Judge methods by the time they take to a loss over links: the words of `thinwire compare`. No torch here.
+"""Judge methods by the time they take to a loss over links: `thinwire compare`. No torch before the options are read.
 
     thinwire compare SPEC [SPEC ...] | @FILE ... | --all [--config small] [--links dsl_2mbps home_80mbps] [--steps N] [--seeds 0 1 2]
-                     [--target LOSS] [--name screen] [--out out/board] [--end-to-end] [--redraw] [any word of `thinwire train`]
-    thinwire compare --exchange METHOD [METHOD ...] --replicas.count 2 [the same words; --out out/exchanges]
+                     [--target LOSS] [--name screen] [--out out/board] [--end-to-end] [--redraw] [any option of `thinwire train`]
+    thinwire compare --exchange METHOD [METHOD ...] --replicas.count 2 [the same options; --out out/exchanges]
 
-A SPEC is `NAME[:WORD=VALUE,...]` (`spec.py`): a boundary method, or behind --exchange a way in which replicas learn from each other.
-What is measured and how it is scored: `learn.py`, `exchanges.py`, `speed.py`, `whole.py`, `score.py`.
+A SPEC is `NAME[:OPTION=VALUE,...]`: a boundary method, or behind --exchange a way in which replicas learn from each other.
+What is measured and how it is scored: `board/measure.py`, `board/score.py`.
 """
 
 from __future__ import annotations
@@ -14,61 +14,23 @@ import argparse
 import math
 import re
 import shlex
-from dataclasses import dataclass
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from thinwire.board.spec import EXCHANGE_FORM, FORM, Spec, parse_exchange, parse_specs
-from thinwire.board.subject import CODECS, EXCHANGES, Subject
+from thinwire.board.request import LINKS, OURS, SKIPPED_STEPS, Request, Spec, parse_specs
+from thinwire.board.subjects import CODECS, EXCHANGES, Subject
 from thinwire.config.profiles import find_profile
 from thinwire.config.toml import near
 from thinwire.run.settings import scan
 
-LINKS = ("dsl_2mbps", "home_80mbps")
-SKIPPED_STEPS = 2
-"""First steps of a speed measurement that are not counted: they also pay for start-up."""
-OURS = {
-    "seed": "use --seeds",
-    "train.steps": "use --steps",
-    "train.seconds": "every row runs all its steps: use --steps",
-    "pipeline.mode": "learning rows of codecs run in one process, all others in workers",
-    "link.profile": "use --links",
-    "run": "runs go to the folder `runs` of --out",
-    "resume": "a comparison goes on by itself: give the same command again",
-}
-"""Words of `thinwire train` that the comparison decides, and what to do instead."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class CompareCommand:
-    """What `thinwire compare` was asked to do."""
-
-    subject: Subject
-    specs: tuple[Spec, ...]
-    """Empty: every codec of the registry."""
-    config: str
-    words: tuple[str, ...]
-    """Words of `thinwire train` for all specs."""
-    links: tuple[str, ...]
-    steps: int | None
-    seeds: tuple[int, ...]
-    """Empty: the config's."""
-    target: float | None
-    name: str
-    out: Path
-    end_to_end: bool
-    speed_steps: int
-    repeats: int
-    redraw: bool
-    line: str
-    """The command that draws the same board again."""
-
-
-class Words(argparse.ArgumentParser):
-    """Parse words; what is wrong with them is a ValueError, as everywhere."""
+class CompareParser(argparse.ArgumentParser):
+    """Parse options; what is wrong with them is a ValueError, as everywhere."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; SPECs come first, thinwire compare --help lists the words")
+        raise ValueError(f"{message}; SPECs come first, thinwire compare --help lists the options")
 
 
 def loss(text: str) -> float:
@@ -93,12 +55,12 @@ def count(least: int):
     return read
 
 
-def parser() -> tuple[Words, set[str]]:
-    """Make the parser of the verb's own words; return it and those words."""
-    own = Words(prog="thinwire compare", allow_abbrev=False, description="Judge methods by time to loss over links.")
-    own.epilog = "Any word of `thinwire train` can follow and goes for all specs, such as --pipeline.stages 4 --train.validate_every 50."
-    own.add_argument("specs", nargs="*", metavar="SPEC", help=f"boundary method: {FORM}; @FILE: one per line, `# text` is a heading")
-    replicas = f"ways in which replicas learn from each other, instead of SPECs: {EXCHANGE_FORM}, or @FILE; needs --replicas.count"
+def parser() -> tuple[CompareParser, set[str]]:
+    """Make the parser of the verb's own options; return it and those options."""
+    own = CompareParser(prog="thinwire compare", allow_abbrev=False, description="Judge methods by time to loss over links.")
+    own.epilog = "Any option of `thinwire train` can follow and goes for all specs, such as --pipeline.stages 4 --train.validate_every 50."
+    own.add_argument("specs", nargs="*", metavar="SPEC", help=f"boundary method: {CODECS.form}; @FILE: one per line, `# text` is a heading")
+    replicas = f"ways in which replicas learn from each other, instead of SPECs: {EXCHANGES.form}, or @FILE; needs --replicas.count"
     listed = f"link profiles (default: {' '.join(LINKS)}); none: no speed"
     table: dict[str, dict[str, Any]] = {
         "--all": {"action": "store_true", "help": "every codec of the registry with its defaults"},
@@ -119,13 +81,13 @@ def parser() -> tuple[Words, set[str]]:
         "--repeats": {"type": count(1), "default": 1, "metavar": "N", "help": "speed measurements of a row; the median counts"},
         "--redraw": {"action": "store_true", "help": "only draw what the finished rows say"},
     }
-    for word, form in table.items():
-        own.add_argument(word, **form)
+    for name, form in table.items():
+        own.add_argument(name, **form)
     return own, {*table, "--help"}
 
 
 def split(argv: list[str], known: set[str]) -> tuple[list[str], list[str]]:
-    """Tell the verb's own words, and what follows them, from those of `thinwire train`."""
+    """Tell the verb's own options, and what follows them, from those of `thinwire train`."""
     mine: list[str] = []
     theirs: list[str] = []
     into = mine
@@ -139,13 +101,13 @@ def split(argv: list[str], known: set[str]) -> tuple[list[str], list[str]]:
     return mine, theirs
 
 
-def parse_compare(argv: list[str]) -> CompareCommand:
-    """Read the words of `thinwire compare` into a command; what needs torch to be checked is `cases.py`'s."""
+def parse_compare(argv: list[str]) -> Request:
+    """Read the options of `thinwire compare`; what needs torch to be checked is `board/cases.py`'s."""
     own, known = parser()
     mine, theirs = split(argv, known)
     given = own.parse_args(mine)
     subject = EXCHANGES if given.exchange else CODECS
-    refuse_words(theirs, known, subject)
+    refuse_options(theirs, known, subject)
     specs = specs_of(given)
     out = given.out or subject.out
     for name in ("links", "seeds"):
@@ -163,7 +125,7 @@ def parse_compare(argv: list[str]) -> CompareCommand:
     if out.resolve() == Path.cwd().resolve():
         raise ValueError(f"--out is {out}, the current folder; name one below it, such as {subject.out}")
     values |= {"specs": specs, "links": tuple(given.links), "seeds": tuple(given.seeds), "out": out}
-    return CompareCommand(**values, subject=subject, words=tuple(theirs), line=line)
+    return Request(**values, subject=subject, options=tuple(theirs), line=line)
 
 
 def specs_of(given: argparse.Namespace) -> tuple[Spec, ...]:
@@ -172,28 +134,37 @@ def specs_of(given: argparse.Namespace) -> tuple[Spec, ...]:
         other = "--all" if given.all else f"the SPEC {given.specs[0]}"
         raise ValueError(f"both {other} and --exchange are given; compare boundary methods or exchanges: leave one of them out")
     if given.exchange:
-        return tuple(parse_specs(given.exchange, parse_exchange))
+        return parse_specs(given.exchange, EXCHANGES)
     if given.all == bool(given.specs):
-        raise ValueError(f"{'both SPECs and --all are given' if given.all else 'nothing to compare'}; give SPECs ({FORM}), @FILE, or --all")
-    return tuple(parse_specs(given.specs))
+        raise ValueError(
+            f"{'both SPECs and --all are given' if given.all else 'nothing to compare'}; give SPECs ({CODECS.form}), @FILE, or --all"
+        )
+    return parse_specs(given.specs, CODECS)
 
 
-def refuse_words(words: list[str], own: set[str], subject: Subject) -> None:
-    """Refuse words of `thinwire train` that the comparison decides, and words of nobody."""
-    for word in scan(words):
-        if word in OURS:
-            raise ValueError(f"--{word} is not for thinwire compare; {OURS[word]}")
-        if word == "replicas.exchange" and subject is EXCHANGES:
-            raise ValueError("--replicas.exchange is not for thinwire compare --exchange; name the method behind --exchange")
-        if word.startswith("codec.") and subject is CODECS:
-            raise ValueError(f"--{word}: options of a codec belong into its SPEC; write NAME:{word.removeprefix('codec.')}=VALUE")
-        if "." not in word and word != "device":
-            raise ValueError(f"unknown word --{word}; {near('--' + word.replace('_', '-'), own)}; thinwire compare --help lists all words")
+def refuse_options(options: list[str], own: set[str], subject: Subject) -> None:
+    """Refuse options of `thinwire train` that the comparison decides, and options of nobody."""
+    for name in scan(options):
+        if name in OURS:
+            raise ValueError(f"--{name} is not for thinwire compare; {OURS[name]}")
+        subject.refuse_option(name)
+        if "." not in name and name != "device":
+            raise ValueError(
+                f"unknown option --{name}; {near('--' + name.replace('_', '-'), own)}; thinwire compare --help lists all options"
+            )
 
 
 def main(argv: list[str]) -> None:
     """Run the `compare` verb."""
-    command = parse_compare(argv)
-    from thinwire.board.run import run  # not at the top: it imports torch
+    request = parse_compare(argv)
+    from rich.console import Console  # not at the top: --help answers without them
 
-    run(command)
+    from thinwire.board.comparison import run_comparison
+    from thinwire.board.report import print_board
+
+    live = sys.stdout.isatty()
+    found = run_comparison(request, partial(print, flush=True), live)
+    print_board(found.board, found.facts, Console(markup=False) if live else Console(width=120, markup=False))
+    print(f"table: {found.table}{f', all boards: {found.page}' if found.page else ''}\n{found.drawn}")
+    if found.failed:
+        raise ValueError(f"{len(found.failed)} rows are missing; {found.failed[0]}; leave that spec out, or change it")

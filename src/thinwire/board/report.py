@@ -1,20 +1,26 @@
-"""The board as text: one Markdown table for the file, two narrower ones for a terminal. How a board of codecs is written."""
+"""The board as text: a Markdown table for the file, two narrower ones for a terminal, and the page of all boards of a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from thinwire.board.score import Board, OnLink, Standing
+from thinwire.util.files import write_atomic
 
 MISSING = "-"
+DISCUSSION = "discussion.md"
+"""The text above all boards of a folder."""
 
 
 @dataclass(frozen=True)
-class Check:
+class TimeCheck:
     """Estimated and measured time to loss of one spec on one link."""
 
     label: str
@@ -47,24 +53,9 @@ class Facts:
     """What the figures do not show."""
 
 
-@dataclass(frozen=True)
-class Style:
-    """How the boards of a subject are written; `learning` and `link` make the cells of a spec by the names of their columns."""
-
-    heading: str
-    """What stands before the board's name."""
-    learning: Callable[[Standing, int], dict[str, str]]
-    link: Callable[[Standing, str], dict[str, str]]
-    long: Mapping[str, str]
-    """What a column is called in the file, where there is more room."""
-    bytes: str
-    """What is counted, in few words."""
-    preamble: Callable[[Board, Facts], list[str]]
-
-
-def number(value: float | None, form: str, missing: str = MISSING) -> str:
+def figure_text(value: float | None, form: str) -> str:
     """Write a number, or what stands for a missing one."""
-    return missing if value is None else format(value, form)
+    return MISSING if value is None else format(value, form)
 
 
 def times(value: float | None) -> str:
@@ -72,7 +63,7 @@ def times(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f}x" if value >= 10 else f"{value:.2f}x"
 
 
-def seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
     """Write a time with three digits or more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
@@ -81,7 +72,7 @@ def loss_text(standing: Standing, seeds: int) -> str:
     """Write the loss at equal tokens, its spread, and how many seeds it has if some are missing."""
     spread = "" if standing.spread is None else f" ± {standing.spread:.3f}"
     part = f" ({standing.seeds} of {seeds})" if 0 < standing.seeds < seeds else ""
-    return number(standing.loss, ".3f") + spread + part
+    return figure_text(standing.loss, ".3f") + spread + part
 
 
 def time_text(standing: Standing, link: OnLink) -> str:
@@ -90,31 +81,7 @@ def time_text(standing: Standing, link: OnLink) -> str:
         return "not reached"
     if standing.reached is None or link.time is None:
         return MISSING
-    return ("≤ " if standing.reached.at_most else "") + seconds(link.time)
-
-
-def learning_cells(standing: Standing, seeds: int) -> dict[str, str]:
-    """Write what concerns loss and bytes."""
-    return {
-        "codec": standing.label,
-        "parameters": number(standing.parameters, ",d"),
-        "loss": loss_text(standing, seeds),
-        "to dense": MISSING if standing.distance is None else f"{standing.distance:+.2f} %",
-        "forward": number(standing.sent.get("forward"), ",.1f"),
-        "backward": number(standing.sent.get("backward"), ",.1f"),
-        "bytes/token": number(standing.judged, ",.1f"),
-        "fewer": times(standing.fewer),
-    }
-
-
-def link_cells(standing: Standing, name: str) -> dict[str, str]:
-    """Write what concerns one link."""
-    link = standing.links[name]
-    return {
-        "tokens/s": number(link.tokens_per_second, ",.0f"),
-        "s to loss": time_text(standing, link),
-        "faster": times(link.faster),
-    }
+    return ("≤ " if standing.reached.at_most else "") + seconds_text(link.time)
 
 
 def memory_text(standing: Standing) -> str:
@@ -136,29 +103,30 @@ def line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def markdown(board: Board, facts: Facts, checks: Sequence[Check], style: Style) -> str:
+def markdown(board: Board, facts: Facts, checks: Sequence[TimeCheck]) -> str:
     """Write the board."""
+    subject = board.subject
     rows = []
     for heading, standings in grouped(board.standings):
-        cells = [[*style.learning(each, len(facts.seeds)).values()] for each in standings]
+        cells = [[*subject.learning_cells(each, len(facts.seeds)).values()] for each in standings]
         for row, each in zip(cells, standings, strict=True):
-            row += [text for link in facts.links for text in style.link(each, link).values()]
+            row += [text for link in facts.links for text in subject.link_cells(each, link).values()]
             row += [memory_text(each)] if facts.links else []
         rows += [[f"**{heading}**", *[""] * (len(cells[0]) - 1)]] if heading else []
         rows += cells
-    first = [style.long.get(name, name) for name in style.learning(board.standings[0], 1)]
+    first = [subject.long.get(name, name) for name in subject.learning_cells(board.standings[0], 1)]
     for link in facts.links:
-        names = [style.long.get(name, name) for name in style.link(board.standings[0], link)]
+        names = [subject.long.get(name, name) for name in subject.link_cells(board.standings[0], link)]
         first += [f"{link}: {names[0]}", *names[1:]]
     first += ["peak RSS of the largest stage, MB"] if facts.links else []
     rule = "|---" + "|---:" * (len(first) - 1) + "|"
-    parts = [f"{style.heading} {facts.name}", *style.preamble(board, facts), "\n".join([line(first), rule, *map(line, rows)])]
-    return "\n\n".join([*parts, *notes_text(facts), *end_to_end(checks, facts, board.subject.noun)]) + "\n"
+    parts = [f"{'##' if subject.page else '#'} {facts.name}", *preamble(board, facts), "\n".join([line(first), rule, *map(line, rows)])]
+    return "\n\n".join([*parts, *notes_text(facts), *check_table(checks, facts, subject.noun)]) + "\n"
 
 
 def preamble(board: Board, facts: Facts) -> list[str]:
     """Write what the table is about."""
-    text = f"{conditions(board, facts)} Bytes are payload per token and boundary, ids included."
+    text = f"{conditions(board, facts)} {board.subject.explanation}"
     return [text, f"    {facts.line}", *disturbance_text(facts)]
 
 
@@ -189,54 +157,73 @@ def notes_text(facts: Facts) -> list[str]:
     return ["\n".join(f"* {note}" for note in facts.notes)] if facts.notes else []
 
 
-def end_to_end(checks: Sequence[Check], facts: Facts, noun: str) -> list[str]:
+def check_table(checks: Sequence[TimeCheck], facts: Facts, noun: str) -> list[str]:
     """Write how well the estimated times foretold the measured ones."""
     if not checks:
         return []
     rows = [line([noun, "link", "estimated, s", "measured, s", "measured / estimated"]), "|---|---|---:|---:|---:|"]
     for check in checks:
-        pair = [MISSING if value is None else seconds(value) for value in (check.estimated, check.measured)]
+        pair = [MISSING if value is None else seconds_text(value) for value in (check.estimated, check.measured)]
         share = f"{check.measured / check.estimated:.2f}" if check.measured and check.estimated else MISSING
         rows.append(line([check.label, check.link, *pair, share]))
     return [f"Time to loss of the whole training over the link, seed {facts.seeds[0]}:", "\n".join(rows)]
 
 
-CODEC_STYLE = Style(
-    heading="##",
-    learning=learning_cells,
-    link=link_cells,
-    long={
-        "parameters": "trainable parameters",
-        "loss": "validation loss",
-        "forward": "bytes/token forward",
-        "bytes/token": "both",
-        "fewer": "fewer than dense",
-        "s to loss": "time to loss, s",
-        "faster": "faster than dense",
-    },
-    bytes="bytes per token and boundary",
-    preamble=preamble,
-)
-
-
-def show(board: Board, facts: Facts, style: Style, console: Console) -> None:
+def print_board(board: Board, facts: Facts, console: Console) -> None:
     """Print the board."""
-    noun = board.subject.noun
-    learning = Table(title=f"{facts.name}: after {facts.tokens:,} tokens; {style.bytes}")
+    subject = board.subject
+    learning = Table(title=f"{facts.name}: after {facts.tokens:,} tokens; {subject.bytes_title}")
     speed = Table(title="seconds to the target" if board.target is None else f"seconds to validation loss {board.target:.4f}")
-    for number, name in enumerate(style.learning(board.standings[0], 1)):
-        learning.add_column(name, justify="right" if number else "left", overflow="fold")
-    speed.add_column(noun, overflow="fold")
+    for index, name in enumerate(subject.learning_cells(board.standings[0], 1)):
+        learning.add_column(name, justify="right" if index else "left", overflow="fold")
+    speed.add_column(subject.noun, overflow="fold")
     for link in facts.links:
-        for number, name in enumerate(style.link(board.standings[0], link)):
-            speed.add_column(f"\n{name}" if number else f"{link}\n{name}", justify="right")
+        for index, name in enumerate(subject.link_cells(board.standings[0], link)):
+            speed.add_column(f"\n{name}" if index else f"{link}\n{name}", justify="right")
     speed.add_column("peak\nMB", justify="right")
     for heading, standings in grouped(board.standings):
         for table in (learning, speed) if heading else ():
             table.add_row(heading, style="bold")
         for each in standings:
-            learning.add_row(*style.learning(each, len(facts.seeds)).values())
-            speed.add_row(each.label, *[text for link in facts.links for text in style.link(each, link).values()], memory_text(each))
+            learning.add_row(*subject.learning_cells(each, len(facts.seeds)).values())
+            speed.add_row(
+                each.label, *[text for link in facts.links for text in subject.link_cells(each, link).values()], memory_text(each)
+            )
     console.print(learning)
     if facts.links:
         console.print(speed)
+
+
+def order(path: Path) -> tuple[float, str]:
+    """Sort boards by the number in front of their name, then by name."""
+    match = re.match(r"\d+", path.stem)
+    return (int(match[0]) if match else math.inf, path.stem)
+
+
+def is_board(path: Path) -> bool:
+    """Tell a board from other pages in the same folder: it begins with its own name."""
+    return path.name != DISCUSSION and path.read_text(encoding="utf-8").startswith(f"## {path.stem}\n")
+
+
+def plots_of(out: Path, name: str) -> Path:
+    """Return the folder of a board's plots."""
+    return out / "plots" / name
+
+
+def pictures(out: Path, name: str, before: str = "") -> list[str]:
+    """Write a board's plots as Markdown; `before` leads from the page to the folder of boards."""
+    images = sorted(plots_of(out, name).glob("*.png"))
+    return [f"![{name}: {image.stem}]({before}{image.relative_to(out).as_posix()})" for image in images]
+
+
+def write_page(out: Path) -> Path:
+    """Rebuild the page; return its path."""
+    parts = [f"# {out.name.replace('_', ' ').capitalize()}"]
+    if (out / DISCUSSION).exists():
+        parts.append((out / DISCUSSION).read_text(encoding="utf-8").strip())
+    for path in sorted(filter(is_board, out.glob("*.md")), key=order):
+        parts.append(path.read_text(encoding="utf-8").strip())
+        parts += pictures(out, path.stem, f"{out.name}/")
+    page = out.with_name(out.name + ".md")
+    write_atomic(page, ("\n\n".join(parts) + "\n").encode())
+    return page

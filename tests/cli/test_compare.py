@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from patience import HANG
-from thinwire.board import learn, speed
+from thinwire.board import measure
 from thinwire.board.cases import prepare
-from thinwire.board.command import parse_compare
 from thinwire.cli import main as cli
+from thinwire.cli.compare import parse_compare
 from thinwire.codecs.build import codec_defaults
 from thinwire.config import registry
 from thinwire.run.settings import parse_train
@@ -57,7 +57,7 @@ ERRORS = {
     "dense --seed 9": "--seed is not for thinwire compare; use --seeds",
     "dense --codec.rank 9": "options of a codec belong into its SPEC; write NAME:rank=VALUE",
     "dense --train.rte 9": "unknown word --train.rte; thinwire train --help lists all words; did you mean --train.rate?",
-    "dense --redrw": "unknown word --redrw; did you mean --redraw?",
+    "dense --redrw": "unknown option --redrw; did you mean --redraw?",
     "dense --train.rate 0": "train.rate is 0.0; set --train.rate to a value that is above 0",
     "dense --pipeline.stages 1": "pipeline.stages is 1, so nothing crosses a boundary",
     "dense --out tiny.toml": "cannot write into tiny.toml: File exists; choose another folder with --out",
@@ -66,8 +66,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("words", ERRORS, ids=ERRORS)
 def test_errors_come_before_any_training(config, tmp_path, words, capsys, monkeypatch):
-    monkeypatch.setattr(learn, "train", None)
-    monkeypatch.setattr(speed, "launch", None)
+    monkeypatch.setattr(measure, "train_row", None)
     before = sorted(tmp_path.rglob("*"))
     usual = [] if "validate_every" in words else ["--train.validate_every", "2"]
     assert cli.main(["compare", *words.split(), "--config", config, *usual]) == 2
@@ -85,7 +84,7 @@ def test_words_go_where_they_belong(config):
     words = "dense subspace:rank=8 --links open --train.validate_every 3 --end_to_end --config"
     command = parse_compare([*words.split(), config, "--steps=8", "--seeds", "3", "4", "--model.ffn", "40", "--redraw"])
     assert command.links == ("open",) and command.seeds == (3, 4) and command.steps == 8 and command.end_to_end and command.redraw
-    assert command.words == ("--train.validate_every", "3", "--model.ffn", "40")
+    assert command.options == ("--train.validate_every", "3", "--model.ffn", "40")
     again = parse_compare(shlex.split(command.line)[2:])
     assert again == command
     config_of = prepare(command)[1].learning(4)
@@ -112,7 +111,7 @@ def test_a_speed_row_measures_the_compressed_phase(config):
 
 
 def test_help_and_words_need_no_torch():
-    code = "import sys; from thinwire.board.command import parse_compare; parse_compare(['dense']); print('torch' in sys.modules)"
+    code = "import sys; from thinwire.cli.compare import parse_compare; parse_compare(['dense']); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True).stdout == "False\n"
     with pytest.raises(SystemExit) as ended:
         cli.main(["compare", "--help"])
