@@ -23,7 +23,7 @@ import torch
 from thinwire import __version__, checkpoint
 from thinwire.board.cases import Case
 from thinwire.board.request import SKIPPED_STEPS
-from thinwire.board.rows import Row, metrics_of_workers, read_lines, read_row, refuse_other_settings, row_settings, write_row
+from thinwire.board.rows import Row, metrics_of_workers, read_lines, read_row, refuse_row_of_others, row_settings, write_row
 from thinwire.cluster.launch import launch
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import CONFIG_FILE, read_config
@@ -67,7 +67,7 @@ def finished(folder: Path, config: RunConfig, ignored: frozenset[str] = frozense
     """Return the summary of a run that has done all its steps; refuse the folder if it is a run of other settings."""
     if (folder / CONFIG_FILE).exists():
         made_with = row_settings(read_config(folder / CONFIG_FILE))
-        refuse_other_settings(folder, made_with, config, "remove that run to train it again", ignored)
+        refuse_row_of_others(folder, made_with, config, "remove that run to train it again", ignored)
     if not (folder / "summary.json").exists():
         return None
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -32,7 +32,7 @@ def read_row(path: Path, config: RunConfig, ignored: frozenset[str] = frozenset(
         raise ValueError(f"{path} is not a row of a comparison ({error}); delete it to make it again") from None
     if made != FORMAT:
         raise ValueError(f"{path} is of format {made}, this version makes {FORMAT}; remove that file to make it again")
-    refuse_other_settings(path, settings, config, "give --out another folder, or remove that file to make it again", ignored)
+    refuse_row_of_others(path, settings, config, "give --out another folder, or remove that file to make it again", ignored)
     return row
 
 
@@ -41,7 +41,7 @@ def row_settings(config: RunConfig) -> Row:
     return {name: value for name, value in flatten(config).items() if name != "data.cache"}
 
 
-def refuse_other_settings(
+def refuse_row_of_others(
     where: Path, made_with: Mapping[str, Any], config: RunConfig, remedy: str, ignored: frozenset[str] = frozenset()
 ) -> None:
     """Raise ValueError for the first setting that differs from those of a finished row or run."""

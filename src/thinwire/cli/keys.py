@@ -68,8 +68,8 @@ def roster(argv: list[str]) -> None:
             f"--replicas is {command.replicas} and --stage is given {len(command.stage)} times; "
             "each replica has as many stages as the others: give --stage once for each of them"
         )
-    workers = [read_entry(text, WorkerId(*divmod(number, stages)), "--stage") for number, text in enumerate(command.stage)]
-    standbys = [read_entry(text, WorkerId(STANDBYS, number), "--standby") for number, text in enumerate(command.standby)]
+    workers = [read_worker(text, WorkerId(*divmod(number, stages)), "--stage") for number, text in enumerate(command.stage)]
+    standbys = [read_worker(text, WorkerId(STANDBYS, number), "--standby") for number, text in enumerate(command.standby)]
     write_roster(command.file, Roster.of(workers, standbys))
     written = read_roster(command.file)  # what people compare over the phone must be what everyone will read
     for worker in (*written.workers.values(), *written.standbys):
@@ -77,7 +77,7 @@ def roster(argv: list[str]) -> None:
     print(f"{command.file}: give this file to every worker{' and standby' if standbys else ''}")
 
 
-def read_entry(text: str, worker_id: WorkerId, word: str) -> Worker:
+def read_worker(text: str, worker_id: WorkerId, word: str) -> Worker:
     """Read one ADDRESS=CERTIFICATE or ADDRESS=CERTIFICATE,name=NAME that stands behind a word."""
     address, equals, rest = text.partition("=")
     path, comma, name = rest.partition(",name=")
