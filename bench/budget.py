@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,10 @@ from torch import Tensor, nn
 from engine_bench import write_results
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import MemoryConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
-from thinwire.memory import manage
+from thinwire.memory.attach import limit, plan_for
 from thinwire.memory.blocks import Bandwidth, BlockCost, Choice, Plan, Profile, base_bytes, floor_bytes
 from thinwire.memory.execute import Executor
+from thinwire.memory.measure import measure_stage
 from thinwire.memory.offload import OffloadThread, slow_bytes
 from thinwire.memory.plan import compare_strategies, predict
 from thinwire.memory.slow_memory import FileMemory
@@ -95,7 +96,7 @@ class NappingStage(nn.Module):
 
     def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
         stream = self.weight.expand(1).clone()
-        with self.runner.microbatch((ids_BT1,)):
+        with self.runner.microbatch(context.step, (ids_BT1,)):
             for _ in range(BLOCKS):
                 stream = self.runner.run(Nap.apply, stream)
         return (stream,)
@@ -120,7 +121,7 @@ class Bench:
             return cls(NappingStage(), Profile(blocks, Bandwidth(1.0, 1.0, False), 0, 0, MICROBATCHES), ids, torch.zeros(1))
         codec = build_codec(config)
         stage = build_stage(config.model, cut_layers(config.model.layers, 2, config.pipeline.split), 0, codec, 0)
-        profile = manage.measure(stage, codec, config, folder)
+        profile = measure_stage(stage, codec, config, folder)
         return cls(stage, profile, ids, torch.randn(2, config.model.context, config.model.width).bfloat16() * 1e-3)
 
     def step(self, executor: Executor | None) -> float:
@@ -237,13 +238,14 @@ def train_within(share: float, planner: str, folder: str) -> dict[str, Any]:
     config = memory_config("1TB", folder)
     pipeline = build_pipeline(config, CPU)
     (stage,) = pipeline.stages
-    profile = manage.measure(stage, pipeline.codec, config, Path(folder))
+    profile = measure_stage(stage, pipeline.codec, config, Path(folder))
     whole = base_bytes(profile, 1) + sum(block.all_bytes for block in profile.blocks)
     config = memory_config(f"{int(share * whole)}B", folder)
-    plan = manage.plan_for(profile, config, 1) if planner == "hybrid" else recompute_first(profile, int(share * whole))
+    plan = plan_for(profile, config, 1) if planner == "hybrid" else recompute_first(profile, int(share * whole))
     optimizer = StageOptimizer(stage, config.train)
     batch = torch.randint(0, config.model.vocabulary, (config.train.batch, config.model.context + 1))
-    with manage.Memories([manage.limit(stage, pipeline.codec, config, profile, plan, 1, Path(folder))]) as pipeline.memory:
+    memory = limit(stage, optimizer, pipeline.codec, config, profile, plan, 1, Path(folder))
+    with closing(memory):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         before = status("VmRSS")
@@ -252,7 +254,7 @@ def train_within(share: float, planner: str, folder: str) -> dict[str, Any]:
             pipeline.step(batch, step, 0)
             optimizer.step(1.0, 1.0)
         peak = status("VmHWM") - before
-        counted = pipeline.memory.stages[0].executor.offload.counted_peak
+        counted = memory.executor.offload.counted_peak
     there = profile.kinds["parameters"] + profile.kinds["basis and fixed table"]  # before the first step already
     return {
         "share": share,

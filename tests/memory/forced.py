@@ -11,7 +11,7 @@ from typing import Any
 from faults import inject
 from thinwire.cluster.membership import Membership
 from thinwire.cluster.supervisor import Say, run_workers
-from thinwire.memory import manage
+from thinwire.memory import attach
 from thinwire.memory.blocks import Plan, Profile, base_bytes, floor_bytes
 from thinwire.run.settings import parse_train
 from thinwire.run.stop import Stop
@@ -26,16 +26,12 @@ def force(letters: str, full_after: int | None = None) -> None:
     def plan_for(profile: Profile, config: Any, depth: int) -> Plan:
         choices = tuple(CHOICES[letters[index % len(letters)]] for index in range(len(profile.blocks)))
         budget = base_bytes(profile, depth) + floor_bytes(profile.blocks, choices, depth)  # type: ignore[arg-type]
-        manage.read_size = lambda text, word="": budget
+        attach.read_size = lambda text, word="": budget
         if full_after is not None:
             os.pwrite = full_disk(full_after)
         return Plan(choices, depth, budget, 1.0, 1.0)  # type: ignore[arg-type]
 
-    manage.plan_for = plan_for  # type: ignore[assignment]
-    from thinwire.pipeline import inprocess as pipeline
-    from thinwire.pipeline import worker
-
-    pipeline.plan_for = worker.plan_for = plan_for  # type: ignore[assignment]
+    attach.plan_for = plan_for  # type: ignore[assignment]
 
 
 def full_disk(after: int) -> Callable[[int, Any, int], int]:

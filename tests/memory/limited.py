@@ -14,7 +14,7 @@ from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory.blocks import Bandwidth, Choice, Profile, floor_bytes
 from thinwire.memory.execute import Executor
-from thinwire.memory.measure import measure_stage
+from thinwire.memory.measure import make_profile
 from thinwire.memory.offload import OffloadThread, slow_bytes
 from thinwire.memory.slow_memory import FileMemory
 from thinwire.model.cut import cut_layers
@@ -54,7 +54,7 @@ class Limited:
         self.config, self.codec = config, build_codec(config)
         ranges = cut_layers(config.model.layers, 2, config.pipeline.split)
         self.stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed)
-        self.profile: Profile = measure_stage(self.stage, self.codec, config, FAST)
+        self.profile: Profile = make_profile(self.stage, self.codec, config, FAST)
 
     def obey(
         self, choices: Sequence[Choice], folder: Path, in_flight: int = 1, microbatches: int = 1, room: float | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from faults.inject import Fault
 from memory.forced import full_disk, train_forced
+from patience import HANG
 from runs import train, write_config
 from thinwire.cli import main as cli
 from thinwire.memory.blocks import Plan
@@ -20,7 +23,21 @@ from thinwire.memory.blocks import Plan
 LONG = ("--model.layers", "9", "--model.context", "64", "--model.ffn", "256", "--train.batch", "24", "--train.steps", "3")
 ONE = (*LONG, "--pipeline.stages", "1", "--codec.name", "dense")
 FOUR = ("--model.layers", "8", "--pipeline.stages", "4", "--pipeline.microbatches", "4", "--train.steps", "4")
-KINDS = {"parameters", "gradients", "optimizer", "activations", "wire_buffers", "basis_and_fixed_table", "peak", "budget"}
+KINDS = {"parameters", "gradients", "optimizer", "activations", "wire_buffers", "basis_and_fixed_table", "working_memory"}
+PLANNED = {"peak", "budget", "planned_peak", "choices", "in_flight", "optimizer_out"}
+POISON = """
+import sys
+
+
+class Poison:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "thinwire.memory" or name.startswith("thinwire.memory."):
+            raise RuntimeError(f"{name} is poisoned")
+
+
+sys.meta_path.insert(0, Poison)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +58,42 @@ def plain(config, tmp_path_factory) -> Callable[..., dict]:
     return summary
 
 
-def test_without_a_budget_every_kind_is_counted(config, tmp_path):
-    summary = train(config, tmp_path / "run")
+@pytest.mark.parametrize("mode", ["inprocess", "workers"])
+def test_without_a_budget_nothing_of_it_is_imported(config, tmp_path, mode):
+    """Every process of the run refuses to import any of it, and the run does not notice."""
+    (tmp_path / "sitecustomize.py").write_text(POISON)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    program = [sys.executable, "-m", "thinwire", "train", "--config", config, "--train.threads", "1", "--pipeline.mode", mode]
+
+    def run(name: str, *words: str) -> subprocess.CompletedProcess:
+        command = [*program, "--run", str(tmp_path / name), *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
+
+    ended = run("run")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "run/summary.json").read_text())["memory"] == [None, None]
+    refused = run("refused", "--memory.budget", "1GB")
+    assert refused.returncode != 0 and "poisoned" in refused.stderr  # it would have been noticed
+
+
+def test_every_kind_is_counted(config, tmp_path):
+    summary = train(config, tmp_path / "run", "--memory.budget", "1TB")
     assert len(summary["memory"]) == 2
     for stage in summary["memory"]:
-        assert set(stage) == KINDS and stage["budget"] is None
-        assert stage["peak"] == sum(value for kind, value in stage.items() if kind not in ("peak", "budget"))
+        assert set(stage) == {*KINDS, *PLANNED} and stage["budget"] == 10**12 and set(stage["choices"]) == {"keep"}
+        assert stage["peak"] == sum(stage[kind] for kind in KINDS)
         assert 0 < stage["parameters"] == stage["gradients"] < stage["optimizer"] * 1.2 and stage["activations"] > 0
 
 
 def test_a_stage_of_three_times_the_budget_trains(config, plain, tmp_path):
     usual = plain(*ONE)
-    whole = usual["memory"][0]["peak"]
+    (kept,) = train(config, tmp_path / "kept", *ONE, "--memory.budget", "1TB")["memory"]
+    whole = kept["peak"] - kept["working_memory"]
     tight = train(config, tmp_path / "tight", *ONE, "--memory.budget", f"{whole // 3}B")
     assert tight["weights_sha256"] == usual["weights_sha256"]
     (memory,) = tight["memory"]
     assert memory["peak"] <= memory["planned_peak"] <= memory["budget"] == whole // 3
-    assert memory["activations"] < usual["memory"][0]["activations"] / 3
+    assert memory["activations"] < kept["activations"] / 3
     assert {"recompute", "offload"} & set(memory["choices"])
     assert not [path.name for path in (tmp_path / "tight").iterdir() if path.name.startswith(".")]
 
@@ -138,7 +174,7 @@ def test_a_disk_that_fills_up_in_one_process(config, plain, tmp_path, monkeypatc
         monkeypatch.setattr(os, "pwrite", full_disk(90))  # once each at the start, then 36 writes a step
         return Plan(("offload",) * len(profile.blocks), 1, 0, 1.0, 1.0)
 
-    monkeypatch.setattr("thinwire.pipeline.inprocess.plan_for", everything_out)
+    monkeypatch.setattr("thinwire.memory.attach.plan_for", everything_out)
     threads = threading.active_count()
     words = ["train", "--config", config, "--run", str(tmp_path / "run"), "--train.threads", "1", *FOUR, "--memory.budget", "1GB"]
     assert cli.main(words) == 2

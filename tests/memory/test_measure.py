@@ -13,7 +13,7 @@ from helpers import random_ids
 from memory.limited import FAST, Limited, tiny
 from thinwire.config.sections import MemoryConfig
 from thinwire.memory.account import Live, always_there, tensor_bytes, wire_of
-from thinwire.memory.measure import measure_stage, observe, profile_stage, slow_folder
+from thinwire.memory.measure import make_profile, observe, profile_stage, slow_folder
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
 from thinwire.optim.optimizers import StageOptimizer
@@ -35,7 +35,7 @@ def test_it_leaves_no_trace(codec, index):
     stage = build_stage(config.model, cut_layers(4, 2, "1,3"), index, built, 3)
     weights, state, ends = digest(stage), torch.get_rng_state(), (stage.runner, stage.entries, stage.exits)
     attributes = [dict(vars(module)) for module in stage.exits.modules()]
-    measure_stage(stage, built, config, FAST)
+    make_profile(stage, built, config, FAST)
     assert digest(stage) == weights and torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in stage.parameters())
     assert (stage.runner, stage.entries, stage.exits) == ends
@@ -149,6 +149,6 @@ def test_the_ends_of_a_stage_are_counted_with_the_wire():
 def test_a_tied_head_is_no_activation():
     config = tiny(tied_head=True)
     pipeline = build_pipeline(config, torch.device("cpu"))
-    last = measure_stage(pipeline.stages[-1], pipeline.codec, config, FAST)
+    last = make_profile(pipeline.stages[-1], pipeline.codec, config, FAST)
     untied = Limited(tiny()).profile
     assert last.blocks[-1].saved_bytes == untied.blocks[-1].saved_bytes

@@ -16,9 +16,10 @@ from memory.limited import tiny
 from runs import train
 from thinwire.checkpoint import weights_sha256
 from thinwire.config.sections import RunConfig
-from thinwire.memory import manage
 from thinwire.memory.account import Live, scratch_bytes
+from thinwire.memory.attach import MemoryBudget, limit
 from thinwire.memory.blocks import Plan, Profile, alike, base_bytes, floor_bytes
+from thinwire.memory.measure import measure_stage
 from thinwire.memory.offload import worth_moving
 from thinwire.memory.plan import make_plan, minimum
 from thinwire.optim.optimizers import StageOptimizer
@@ -27,22 +28,21 @@ from thinwire.pipeline.inprocess import Pipeline, build_pipeline
 OPTIMIZERS = ("shared", "adamw", "muon")
 
 
-def trained(config: RunConfig, steps: int, folder=None) -> tuple[Pipeline, list[StageOptimizer]]:
+def trained(config: RunConfig, steps: int, folder=None) -> tuple[Pipeline, list[StageOptimizer], MemoryBudget]:
     """Train a little, with optimizer state in slow memory if a folder is given."""
-    pipeline = build_pipeline(config, torch.device("cpu"))
+    pipeline, memory = build_pipeline(config, torch.device("cpu")), MemoryBudget()
     optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
     if folder is not None:
         config = replace(config, memory=replace(config.memory, budget="1GB", folder=str(folder)))
-        for stage in pipeline.stages:
-            profile = manage.measure(stage, pipeline.codec, config, folder)
+        for stage, optimizer in zip(pipeline.stages, optimizers, strict=True):
+            profile = measure_stage(stage, pipeline.codec, config, folder)
             plan = Plan(("keep",) * len(profile.blocks), 1, 0, 1.0, 1.0, optimizer_out=True)
-            pipeline.memory.stages.append(manage.limit(stage, pipeline.codec, config, profile, plan, 1, folder))
-        pipeline.memory.adopt(optimizers)
+            memory.stages.append(limit(stage, optimizer, pipeline.codec, config, profile, plan, 1, folder))
     for step in range(steps):
         pipeline.step(random_ids(config.model, 4, seed=step), step, 4 * step)
         for optimizer in optimizers:
             optimizer.step(1.0, 0.5)
-    return pipeline, optimizers
+    return pipeline, optimizers, memory
 
 
 def resident(optimizers: list[StageOptimizer]) -> int:
@@ -56,12 +56,12 @@ def resident(optimizers: list[StageOptimizer]) -> int:
 def test_the_same_weights_and_state(tmp_path, codec, kind):
     config = tiny(codec, vocabulary=997)
     config = replace(config, train=replace(config.train, optimizer=kind))
-    plain, before = trained(config, 3)
-    out, after = trained(config, 3, tmp_path)
+    plain, before, _ = trained(config, 3)
+    out, after, memory = trained(config, 3, tmp_path)
     whole = resident(before)
     assert resident(after) < 0.2 * whole  # what is small stays
     assert weights_sha256(out.stages) == weights_sha256(plain.stages)
-    out.memory.close()
+    memory.close()
     assert resident(after) == whole and all(optimizer.offload is None for optimizer in after)
     for mine, theirs in zip(before, after, strict=True):
         one, two = mine.state_tensors(), theirs.state_tensors()
@@ -69,18 +69,19 @@ def test_the_same_weights_and_state(tmp_path, codec, kind):
 
 
 def test_a_checkpoint_brings_it_back_and_the_next_step_sends_it_out(tmp_path):
-    pipeline, optimizers = trained(tiny(vocabulary=997), 1, tmp_path)
+    config = tiny(vocabulary=997)
+    pipeline, optimizers, memory = trained(config, 1, tmp_path)
     out = resident(optimizers)
     for optimizer in optimizers:
         optimizer.state_tensors()
     assert resident(optimizers) > 3 * out
-    pipeline.memory.begin()
+    pipeline.step(random_ids(config.model, 4, seed=1), 1, 4)
     assert resident(optimizers) == out
-    pipeline.memory.close()
+    memory.close()
 
 
 def test_a_disk_that_fails_takes_no_state_for_whole(tmp_path, monkeypatch):
-    pipeline, optimizers = trained(tiny(vocabulary=997), 1, tmp_path)
+    _, optimizers, memory = trained(tiny(vocabulary=997), 1, tmp_path)
 
     def broken(*given):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -89,22 +90,22 @@ def test_a_disk_that_fails_takes_no_state_for_whole(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="Input/output error"):
         optimizers[0].state_tensors()
     monkeypatch.undo()
-    pipeline.memory.close()
+    memory.close()
     with pytest.raises(ValueError, match=r"cannot read|closed"):  # not even afterwards
         optimizers[0].state_tensors()
 
 
 def test_a_full_disk_leaves_the_state_in_memory(tmp_path, monkeypatch):
     config = tiny(vocabulary=997)
-    pipeline, optimizers = trained(config, 1, tmp_path)
+    pipeline, optimizers, memory = trained(config, 1, tmp_path)
     for optimizer in optimizers:
         optimizer.state_tensors()
     whole = resident(optimizers)
     monkeypatch.setattr(os, "pwrite", full_disk(0))
     with pytest.raises(ValueError, match="No space left on device"):
-        pipeline.memory.begin()
+        pipeline.step(random_ids(config.model, 4, seed=1), 1, 4)
     assert resident(optimizers) == whole
-    pipeline.memory.close()
+    memory.close()
 
 
 WIDE = ("--model.width", "128", "--model.ffn", "512", "--train.batch", "2", "--train.steps", "3", "--pipeline.stages", "1")
@@ -133,7 +134,7 @@ def test_the_planner_takes_this_way_when_nothing_else_fits(config, tmp_path, cap
 
 def measured(config: RunConfig, folder, index: int = 1) -> tuple[Pipeline, Profile]:
     pipeline = build_pipeline(config, torch.device("cpu"))
-    return pipeline, manage.measure(pipeline.stages[index], pipeline.codec, config, folder)
+    return pipeline, measure_stage(pipeline.stages[index], pipeline.codec, config, folder)
 
 
 def test_the_minimum_counts_what_a_checkpoint_needs(tmp_path):
@@ -163,7 +164,7 @@ def test_the_minimum_counts_the_update_of_one_large_parameter(tmp_path, kind):
 def test_what_an_update_takes_is_what_was_predicted(tmp_path, kind):
     config = tiny("subspace", vocabulary=997)
     config = replace(config, train=replace(config.train, optimizer=kind))
-    pipeline, optimizers = trained(config, 1, tmp_path)
+    pipeline, optimizers, memory = trained(config, 1, tmp_path)
     optimizer = optimizers[1]
     pipeline.step(random_ids(config.model, 4, seed=1), 1, 4)
     stage = pipeline.stages[1]
@@ -174,4 +175,4 @@ def test_what_an_update_takes_is_what_was_predicted(tmp_path, kind):
     sizes, scratch = optimizer.state_sizes(), scratch_bytes(stage, config.train)
     predicted = max(mine + sum(worth_moving([each])) for mine, each in zip(scratch, sizes, strict=True))
     assert 0.95 * predicted < live.peak <= predicted
-    pipeline.memory.close()
+    memory.close()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,7 +31,6 @@ from thinwire.data.open import Data
 from thinwire.link.contract import Contract
 from thinwire.link.errors import Abort, Interrupted, LinkError, Stopping
 from thinwire.link.frame import Kind
-from thinwire.memory.blocks import Profile
 from thinwire.metrics.news import Report, ignore
 from thinwire.metrics.track import Tracker
 from thinwire.pipeline import forms
@@ -45,6 +44,9 @@ from thinwire.pipeline.worker import UNKNOWN, WorkerPipeline
 from thinwire.replicas.graph import make_graph
 from thinwire.run.stop import Stop
 from thinwire.run.trainer import Trainer
+
+if TYPE_CHECKING:
+    from thinwire.memory.blocks import Profile
 
 AGREE_SECONDS = 3.0
 """How long a stage that ends waits for its neighbours to agree on the last step."""
@@ -61,8 +63,8 @@ class Recovery:
     copies: Path | None
     epoch: int = 0
     timing: Outcome | None = None
-    profile: Profile | None = None
-    """What the memory plan was made from."""
+    profiles: Sequence[Profile] = ()
+    """What the memory plan was made from, with a budget."""
     data: Data | None = None
     saver: checkpoint.Saver | None = None
     """Of the epoch before; it may still be writing."""
@@ -162,7 +164,7 @@ def run_epoch(
             pipeline = WorkerPipeline(
                 member.config, member.stage, neighbours, device, epoch=kept.epoch, timing=kept.timing, copies=kept.copies
             )
-            kept.timing, pipeline.profile = pipeline.timing, kept.profile
+            kept.timing = pipeline.timing
             if kept.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
                 remember(run, member.stage, neighbours.incarnation)
             trainer = Trainer(
@@ -172,13 +174,15 @@ def run_epoch(
                 resume=resume,
                 recovering=kept.recovering,
                 data=kept.data,
+                profiles=kept.profiles,
                 earlier=kept.saver,
                 confirmed=kept.confirmed,
                 trackers=trackers,
                 stop=stop,
                 report=report,
             )
-        kept.data, kept.profile, started_at = trainer.data, pipeline.profile, trainer.position.step
+        kept.data, started_at = trainer.data, trainer.position.step
+        kept.profiles = trainer.memory.profiles if trainer.memory else ()
         remember(run, member.stage, neighbours.incarnation)
         again = {"again": max(0, kept.step - started_at)}
         report({"restored": started_at, "epoch": kept.epoch, **again} if kept.recovering else {"begun": started_at})

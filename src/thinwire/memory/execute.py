@@ -31,9 +31,9 @@ class Microbatch:
 class Executor(Runner):
     """Run one stage's blocks within the room that its offload thread keeps."""
 
-    def __init__(self, stage: Stage, offload: OffloadThread, microbatches: int = 1) -> None:
+    def __init__(self, stage: Stage, offload: OffloadThread, microbatches: int = 1, before_step: Callable[[], None] = lambda: None) -> None:
         """Follow the plan of an offload thread in steps of so many microbatches, `offload.in_flight` of them alive at once."""
-        self.stage, self.offload, self.microbatches = stage, offload, microbatches
+        self.stage, self.offload, self.microbatches, self._before_step = stage, offload, microbatches, before_step
         self.recomputed = 0
         """Blocks that were computed again, so far."""
         self._current: Microbatch | None = None
@@ -49,7 +49,7 @@ class Executor(Runner):
         """Begin a step: nothing of the one before is left, however it ended."""
         self.offload.clear()
         self._alive: deque[Microbatch] = deque()
-        self._started = 0
+        self._started, self._step = 0, -1
         self._lasting = lasting(self.stage)
 
     def close(self) -> None:
@@ -59,7 +59,11 @@ class Executor(Runner):
         self.offload.close()
 
     @contextmanager
-    def microbatch(self, received: Sequence[Tensor]) -> Iterator[None]:
+    def microbatch(self, step: int, received: Sequence[Tensor]) -> Iterator[None]:
+        if step != self._step or self._started == self.microbatches:
+            self.begin()
+            self._before_step()
+            self._step = step
         self._current = current = Microbatch(self._lasting | {address(tensor) for tensor in received}, self.offload.count)
         with current.ends.hooks():
             yield

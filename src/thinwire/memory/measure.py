@@ -30,6 +30,7 @@ from thinwire.memory.slow_memory import CHUNK, measure_bandwidth
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import Runner, Stage, build_stage
 from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.static_stage import EngineModule, example_inputs
 
 RUNS = 3
@@ -69,7 +70,7 @@ class BlockProfiler(Runner):
         self.device = stage.cosine_TS.device
 
     @contextmanager
-    def microbatch(self, received: Sequence[Tensor]) -> Iterator[None]:
+    def microbatch(self, step: int, received: Sequence[Tensor]) -> Iterator[None]:
         self.exempt = lasting(self.stage) | {address(tensor) for tensor in received}
         self.ends = SavedTensors(-1, self.exempt, lambda size: None)
         with self.ends.hooks():
@@ -115,9 +116,6 @@ class BlockProfiler(Runner):
 
 def profile_stage(config: RunConfig, index: int, device: torch.device, folder: Path = Path(".")) -> Profile:
     """Build a stage and measure it; `folder` is where it would offload to if the config names none."""
-    return_freed_memory()  # as a run with a budget does
-    from thinwire.pipeline.inprocess import build_codec  # not at the top: the pipeline asks this module too
-
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     codec = build_codec(config)
@@ -125,10 +123,16 @@ def profile_stage(config: RunConfig, index: int, device: torch.device, folder: P
     if not 0 <= index < len(ranges):
         raise ValueError(f"there is no stage {index}: pipeline.stages is {len(ranges)}; choose 0 to {len(ranges) - 1}")
     stage = build_stage(config.model, ranges, index, codec, config.seed).to(device)
-    return measure_stage(stage, codec, config, measure_bandwidth(device, slow_folder(config, folder)))
+    return measure_stage(stage, codec, config, folder)
 
 
-def measure_stage(stage: Stage, codec: Codec, config: RunConfig, bandwidth: Bandwidth) -> Profile:
+def measure_stage(stage: Stage, codec: Codec, config: RunConfig, folder: Path) -> Profile:
+    """Measure a stage and the slow memory of its run, as they are when it is trained."""
+    return_freed_memory()  # first, for what is measured is to be what is run
+    return make_profile(stage, codec, config, measure_bandwidth(stage.cosine_TS.device, slow_folder(config, folder)))
+
+
+def make_profile(stage: Stage, codec: Codec, config: RunConfig, bandwidth: Bandwidth) -> Profile:
     """Measure a stage that is there, and leave it as it was."""
     batch = config.microbatch
     observer = observe(stage, codec, config, batch)

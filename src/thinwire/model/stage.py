@@ -27,13 +27,16 @@ class Runner:
     problem: ValueError | None = None
     """What went wrong in it, should an engine have put it into other words."""
 
-    def microbatch(self, received: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Surround the forward of one microbatch, made from what the stage has received."""
+    def microbatch(self, step: int, received: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Surround the forward of one microbatch of a step, made from what the stage has received."""
         return nullcontext()
 
     def run(self, block: Callable[[Tensor], Tensor], stream: Tensor) -> Tensor:
         """Run the next block; it may be called again in backward."""
         return block(stream)
+
+    def close(self) -> None:
+        """Give back what it holds."""
 
 
 PLAIN = Runner()
@@ -125,7 +128,7 @@ class Stage(nn.Module):
     def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
         runner = self.runner if torch.is_grad_enabled() else PLAIN
-        with runner.microbatch((ids_BT1, *payload)):
+        with runner.microbatch(context.step, (ids_BT1, *payload)):
             tables = self.cosine_TS, self.sine_TS
             return self._through(ids_BT1[:, :-1], payload, context, *tables, runner=runner, targets_BT=ids_BT1[:, 1:])
 

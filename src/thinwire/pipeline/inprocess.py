@@ -6,7 +6,7 @@ accumulated in the order of the microbatches.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from thinwire.codecs.base import DTYPES, Codec
 from thinwire.codecs.build import make_codec
 from thinwire.config.sections import Dtype, RunConfig
 from thinwire.link.message import ANY, Form
-from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
 from thinwire.model.cut import cut_layers
 from thinwire.model.ends import Context, Shared
 from thinwire.model.stage import Stage, build_stages
@@ -64,28 +63,17 @@ class Pipeline:
         self.traffic = self.waits = self.seen = Traffic([boundary.meter for boundary in self.boundaries])
         self.device = next(stages[0].parameters()).device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
-        self.memory = Memories()
+        self.in_flight = [1] * len(stages)
         self.copies: Copies | None = None
         """No neighbour keeps copies of checkpoints."""
 
-    def manage_memory(self, config: RunConfig, run: Path) -> None:
-        """Keep every stage within the budget of a run, or count what they hold if there is none."""
-        if config.memory.budget is None:
-            self.memory = Memories([watch(stage, self.codec, config, 1) for stage in self.stages])
-            return
-        profiles = [measure(stage, self.codec, config, run) for stage in self.stages]
-        plans = [plan_for(profile, config, 1) for profile in profiles]
-        try:
-            for stage, profile, plan in zip(self.stages, profiles, plans, strict=True):
-                self.memory.stages.append(limit(stage, self.codec, config, profile, plan, 1, run))
-        except BaseException:
-            self.memory.close()
-            raise
+    def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
+        """Return how many microbatches each stage keeps in flight: they go through one at a time."""
+        return self.in_flight
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float:
         """Accumulate the gradients of the batch's mean loss; return that loss."""
         assert batch_BT1 is not None
-        self.memory.begin()
         losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
         return sum(losses)
 

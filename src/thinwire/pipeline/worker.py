@@ -15,8 +15,6 @@ from thinwire.link.errors import ProtocolError
 from thinwire.link.link import Link
 from thinwire.link.message import ANY, FLAG, Form, optional, whole
 from thinwire.link.probe import probe
-from thinwire.memory.blocks import Profile
-from thinwire.memory.manage import Memories, limit, measure, plan_for, watch
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import Stage, build_stage
 from thinwire.pipeline import forms
@@ -28,7 +26,7 @@ from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.neighbours import Links, Neighbours
 from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.replica_links import exchange_contract, join_control, join_peers
-from thinwire.pipeline.schedule import ScheduleName, check_bounded, depths, within
+from thinwire.pipeline.schedule import ScheduleName, depths, within
 from thinwire.replicas.allreduce import mean
 
 START, EVALUATION = -2, -1
@@ -83,9 +81,6 @@ class WorkerPipeline:
         self.in_flight: list[int] = []
         self.sent_before: dict[int, int] = {}
         self._schedule(links.right, timing)
-        self.memory = Memories()
-        self.profile: Profile | None = None
-        """What was measured of the stage, here or in the epoch before; none without a memory budget."""
 
     def _open_links(self, stage: Stage, epoch: int) -> Links:
         """Open the links of an epoch, each with its contract of what may come over it, and the ports of the boundaries."""
@@ -104,27 +99,14 @@ class WorkerPipeline:
         }
         return links
 
-    def manage_memory(self, config: RunConfig, run: Path) -> None:
-        """Keep this stage within its budget, or count what it holds if it has none; all stages agree on what is in flight."""
-        (stage,) = self.stages
-        index, plan = stage.plan.index, None
-        if config.memory.budget is not None:
-            check_bounded(config.pipeline.schedule)
-            self.profile = self.profile or measure(stage, self.codec, config, run)
-            plan = plan_for(self.profile, config, self.in_flight[index])
-        everyone = self.gather_values(plan and plan.in_flight, optional(whole(1, 2**31)))
-        in_flight = within(self.in_flight, of_replica(everyone, self.replica, stage.plan.count))
+    def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
+        """Agree with all stages on the microbatches in flight, at most so many here; return what each stage keeps."""
+        everyone = self.gather_values(limits and limits[0], optional(whole(1, 2**31)))
+        in_flight = within(self.in_flight, of_replica(everyone, self.replica, self.stages[0].plan.count))
         if in_flight != self.in_flight:
             self.in_flight = in_flight
             self.engine.rebuild("depth", in_flight)
-        if plan is None:
-            self.memory = Memories([watch(stage, self.codec, config, in_flight[index])])
-            return
-        assert self.profile is not None
-        if in_flight[index] < plan.in_flight:  # a stage before this one holds fewer: there is more room for each
-            other = plan_for(self.profile, config, in_flight[index])
-            plan = other if other.in_flight == in_flight[index] else plan
-        self.memory = Memories([limit(stage, self.codec, config, self.profile, plan, in_flight[index], run)])
+        return in_flight
 
     def _share_basis(self, stage: Stage) -> None:
         """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
@@ -188,7 +170,6 @@ class WorkerPipeline:
             if link.error is not None:  # one that this step may not need: whoever was replaced there must not wait until one does
                 raise link.error
         self._begin(counting=True)
-        self.memory.begin()
         self.sent_before = {peer: port.link.meter.sent.socket for peer, port in self.ports.items()}
         return self.engine.step(batch_BT1, step, first_sample)
 
@@ -319,7 +300,7 @@ class WorkerPipeline:
 
     def release(self) -> None:
         """Let go of everything when the links have ended: torch keeps the group for longer, and the group must not keep the stage."""
-        self.memory.close()
+        self.stages[0].runner.close()
         if self.copies:
             self.copies.close()
         self.engine.group.ports.clear()  # type: ignore[attr-defined]

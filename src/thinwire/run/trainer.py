@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +33,7 @@ from thinwire.pipeline.inprocess import Pipeline
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.worker import WorkerPipeline
 from thinwire.replicas import exchange
+from thinwire.run.budget import attach_budget
 from thinwire.run.evaluate import validation_batch
 from thinwire.run.folder import summarised, write_folder, write_summary
 from thinwire.run.keeping import Keeper
@@ -39,6 +42,9 @@ from thinwire.run.restore import Ballot, choose, last_loss, speaks
 from thinwire.run.stop import Stop
 from thinwire.util.disk import warn
 from thinwire.util.shown import shown
+
+if TYPE_CHECKING:
+    from thinwire.memory.blocks import Profile
 
 
 class Trainer:
@@ -53,6 +59,7 @@ class Trainer:
         resume: bool = False,
         recovering: bool = False,
         data: Data | None = None,
+        profiles: Sequence[Profile] = (),
         earlier: checkpoint.Saver | None = None,
         confirmed: int = -1,
         trackers: Sequence[Tracker] = (),
@@ -61,7 +68,8 @@ class Trainer:
     ) -> None:
         """Get everything ready; `trackers` are shown each step, beside the metrics file, and closed by whoever made them.
 
-        `recovering` goes on from the newest checkpoint that all stages have, or from the beginning; `data` need not be opened again then.
+        `recovering` goes on from the newest checkpoint that all stages have, or from the beginning; `data` need not be opened
+        again then, nor the stages measured of which there are `profiles`.
         `earlier` may still be writing; `confirmed` is a step of which all stages are known to have had a checkpoint. `report` takes
         what people should know besides.
         """
@@ -71,9 +79,8 @@ class Trainer:
             torch.set_num_threads(config.train.threads)
         self.first, self.last = pipeline.stages[0].plan.first, pipeline.stages[-1].plan.last
         about = self._agree_on_data(data, resume, quiet=recovering)
-        pipeline.manage_memory(config, folder)
         self.optimizers = [StageOptimizer(stage, config.train) for stage in pipeline.stages]
-        pipeline.memory.adopt(self.optimizers)
+        self.memory = attach_budget(pipeline, self.optimizers, config, folder, profiles)
         trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
         self.exchange = exchange.make_exchange(config, pipeline.peers, trained)
         self.facts = checkpoint.facts(config, about["data"])
@@ -160,7 +167,7 @@ class Trainer:
         """
         train = self.config.train
         loss = last_loss(self._metrics_path, self.position.step) or math.nan  # if there is no step left to do
-        with self.stop.listening(), self.pipeline.memory, self._metrics() as metrics:
+        with self.stop.listening(), self.memory or nullcontext(), self._metrics() as metrics:
             stopped = False
             while self.position.step < train.steps and not stopped:
                 values, stopped = self.step()
@@ -372,7 +379,7 @@ class Trainer:
             "val_loss": val_loss,
             "timed_steps": steps,
         }
-        meters, memories = self.pipeline.traffic.boundaries, self.pipeline.memory.peaks(self.optimizers)
+        meters, memories = self.pipeline.traffic.boundaries, self.memory and self.memory.peaks()
         own = [
             {
                 "hashes": checkpoint.tensor_hashes([stage]),
@@ -381,7 +388,7 @@ class Trainer:
                 "boundary": meters[index].counts() if index < len(meters) else None,
                 "links": self.pipeline.link_meters(),
                 "exchange": self.pipeline.peers.sent,
-                "memory": memories[index],
+                "memory": memories and memories[index],
             }
             for index, stage in enumerate(self.pipeline.stages)
         ]
