@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from patience import HANG
-from thinwire.cluster.watchdog import FACTOR, NEW_FACTOR, STOP_SECONDS, Patience, place_of
+from thinwire.cluster.watchdog import FACTOR, NEW_FACTOR, STOP_SECONDS, Patience, where_is
 from thinwire.run.stop import Stop
 
 
@@ -101,7 +101,7 @@ def test_the_place_of_a_thread_names_the_innermost_call_first():
     thread.start()
     try:
         assert reached.wait(HANG)
-        assert " <- rest (test_watchdog.py:" in place_of(thread.ident)
+        assert " <- rest (test_watchdog.py:" in where_is(thread.ident)
     finally:
         release.set()
         thread.join()

@@ -58,8 +58,10 @@ import torch
 from patience import wait_until
 from thinwire.cli import main as cli
 from thinwire.cluster import launch
+from thinwire.cluster.children import Hear
 from thinwire.cluster.membership import Membership
-from thinwire.cluster.supervisor import Hear, Say, run_workers
+from thinwire.cluster.supervisor import run_workers
+from thinwire.cluster.worker_process import Say
 from thinwire.link.connection import Connection
 from thinwire.link.frame import Frame, Kind
 from thinwire.link.link import Link

@@ -15,7 +15,8 @@ from runs import train
 from thinwire.cli import main as cli
 from thinwire.cluster import launch
 from thinwire.cluster.membership import Membership
-from thinwire.cluster.supervisor import Say, run_workers
+from thinwire.cluster.supervisor import run_workers
+from thinwire.cluster.worker_process import Say
 from thinwire.run.stop import Stop
 
 
@@ -55,7 +56,7 @@ def test_the_same_exception_twice_in_one_step_ends_the_run(settings, tmp_path, c
 
 ALONE = """
 from multiprocessing import Pipe
-from thinwire.cluster.supervisor import Voice
+from thinwire.cluster.worker_process import Voice
 ours, theirs = Pipe()
 theirs.close()
 Voice(ours).say({"step": 1})

@@ -10,7 +10,8 @@ from typing import Any
 
 from faults import inject
 from thinwire.cluster.membership import Membership
-from thinwire.cluster.supervisor import Say, run_workers
+from thinwire.cluster.supervisor import run_workers
+from thinwire.cluster.worker_process import Say
 from thinwire.memory import attach
 from thinwire.memory.blocks import Plan, Profile, base_bytes, floor_bytes
 from thinwire.run.settings import parse_train

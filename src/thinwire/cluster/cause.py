@@ -14,7 +14,7 @@ def causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def place_of(error: BaseException) -> str:
+def raised_at(error: BaseException) -> str:
     """Say where an exception was raised."""
     calls = traceback.extract_tb(error.__traceback__)
     return f"{Path(calls[-1].filename).name}:{calls[-1].lineno}" if calls else "an unknown place"
@@ -24,7 +24,7 @@ def in_a_line(error: BaseException) -> str:
     """Say the first cause and where it was."""
     first = causes(error)[-1]
     text = next(iter(str(first).splitlines()), "")
-    return f"{type(first).__name__}{f': {text}' if text else ''}, at {place_of(first)}"
+    return f"{type(first).__name__}{f': {text}' if text else ''}, at {raised_at(first)}"
 
 
 def trace_of(error: BaseException) -> str:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from thinwire.cluster.membership import Membership
-from thinwire.cluster.supervisor import Say, run_workers
+from thinwire.cluster.supervisor import run_workers
+from thinwire.cluster.worker_process import Say
 from thinwire.config.sections import RunConfig
 from thinwire.data.open import open_data
 from thinwire.pipeline import forms

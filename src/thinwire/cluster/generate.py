@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from thinwire.cluster.membership import Membership
-from thinwire.cluster.supervisor import Say, run_workers
+from thinwire.cluster.supervisor import run_workers
+from thinwire.cluster.worker_process import Say
 from thinwire.config.sections import RunConfig
 from thinwire.link.errors import LinkError
 from thinwire.model.cut import cut_layers

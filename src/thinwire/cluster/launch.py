@@ -13,7 +13,8 @@ from typing import Any
 from thinwire import checkpoint
 from thinwire.cluster.membership import Membership
 from thinwire.cluster.recover import train_stage
-from thinwire.cluster.supervisor import Say, run_workers
+from thinwire.cluster.supervisor import run_workers
+from thinwire.cluster.worker_process import Say
 from thinwire.link.peer import WorkerId
 from thinwire.metrics.track import Tracker
 from thinwire.metrics.trackers.open import open_trackers

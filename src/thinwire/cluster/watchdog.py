@@ -164,7 +164,7 @@ class Watchdog:
         """Say why and where, let the neighbours know, and end this process: its computing thread will not."""
         if self.over.is_set():
             return
-        text = f"{self.neighbours.worker_id} {why}, at {place_of(self.watched)}"
+        text = f"{self.neighbours.worker_id} {why}, at {where_is(self.watched)}"
         with suppress(OSError, ValueError):
             self.tell(text)
         links = list(self.neighbours.opened.values())
@@ -181,7 +181,7 @@ def _said(doing: str, step: int) -> str:
     return f"the validation after step {step}" if doing == "validation" else f"step {step + 1}"
 
 
-def place_of(thread: int, count: int = 4) -> str:
+def where_is(thread: int, count: int = 4) -> str:
     """Say where a thread is: its innermost calls, the innermost first."""
     frame = sys._current_frames().get(thread)
     calls = traceback.extract_stack(frame)[::-1][:count] if frame is not None else []
