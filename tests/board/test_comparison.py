@@ -15,6 +15,7 @@ from thinwire import checkpoint
 from thinwire.board import comparison, measure
 from thinwire.cli import main as cli
 from thinwire.config.sections import PipelineConfig, RunConfig
+from thinwire.run.trainer import Trainer
 from thinwire.util.lock import locked
 
 WORDS = ("--steps", "6", "--train.validate_every", "2", "--speed-steps", "4")
@@ -54,7 +55,7 @@ def forbid(monkeypatch):
         raise AssertionError("this must not train")
 
     def apply() -> None:
-        for name in ("Trainer", "launch"):
+        for name in ("train_here", "launch"):
             monkeypatch.setattr(measure, name, forbidden)
 
     return apply
@@ -140,7 +141,7 @@ def test_an_interrupted_row_goes_on_and_is_the_same(config, monkeypatch, text, l
     ("number", "point", "step"), [(signal.SIGINT, "step", 3), (signal.SIGTERM, "step", 3), (signal.SIGTERM, "validate", 6)]
 )
 def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeypatch, number, point, step):
-    original, asked = getattr(measure.Trainer, point), []
+    original, asked = getattr(Trainer, point), []
 
     def stopping(trainer):
         if not asked and trainer.position.step == step:
@@ -148,7 +149,7 @@ def test_a_stop_ends_the_comparison_and_the_same_command_goes_on(config, monkeyp
             signal.raise_signal(number)
         return original(trainer)
 
-    monkeypatch.setattr(measure.Trainer, point, stopping)
+    monkeypatch.setattr(Trainer, point, stopping)
     compare(config, "dense", "--links", code=130)
     assert not Path("out/board/learn/dense-6-0.json").exists() and not Path("out/board/screen.md").exists()
     compare(config, "dense", "--links")
@@ -214,14 +215,14 @@ def test_folders_share_nothing(config, tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_row_that_fails_leaves_the_others_their_turn(config, capsys, monkeypatch):
-    original = measure.Trainer.step
+    original = Trainer.step
 
     def diverging(trainer):
         if trainer.config.codec.name == "subspace":
             raise ValueError("training has diverged")
         return original(trainer)
 
-    monkeypatch.setattr(measure.Trainer, "step", diverging)
+    monkeypatch.setattr(Trainer, "step", diverging)
     compare(config, "subspace", "dense", "--links", code=2)
     captured = capsys.readouterr()
     assert "[0/2] learn subspace seed 0: failed: training has diverged" in captured.out

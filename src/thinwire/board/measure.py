@@ -14,7 +14,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,9 @@ from thinwire.config.sections import RunConfig
 from thinwire.config.toml import CONFIG_FILE, read_config
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import JsonLines, Tracker
-from thinwire.pipeline.device import choose_device
-from thinwire.pipeline.inprocess import Pipeline, build_pipeline
+from thinwire.pipeline.inprocess import Pipeline
+from thinwire.run.here import train_here
 from thinwire.run.settings import TrainCommand
-from thinwire.run.stop import Abandoned
 from thinwire.run.trainer import Trainer
 from thinwire.util.checkpoint_name import checkpoint_name
 from thinwire.util.lock import locked
@@ -61,6 +61,12 @@ class TrafficLog(Tracker):
 
     def close(self) -> None:
         self.lines.close()
+
+
+def count_traffic(folder: Path, trainer: Trainer) -> list[Tracker]:
+    """Keep count of what crosses over interruptions."""
+    assert isinstance(trainer.pipeline, Pipeline)
+    return [TrafficLog(folder, trainer.pipeline, trainer.position.step)]
 
 
 def finished(folder: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
@@ -93,23 +99,11 @@ def train_row(config: RunConfig, folder: Path, live: bool = False) -> tuple[Row,
         if config.pipeline.mode == "workers":
             summary = launch(TrainCommand(config=config, run=folder, resume=step > 0), shown=live)
         else:
-            summary = train_in_process(config, folder, step > 0, live)
+            with Progress(config.train.steps, stream=None if live else StringIO()) as progress:
+                begin = partial(count_traffic, folder)
+                summary = train_here(config, folder, resume=step > 0, trackers=[progress], begin=begin)
     refuse_unfinished(summary, config)
     return summary, step
-
-
-def train_in_process(config: RunConfig, folder: Path, resume: bool, live: bool) -> Row:
-    """Train all stages here, and count what crosses over interruptions."""
-    with ExitStack() as stack:
-        pipeline = build_pipeline(config, choose_device(config.device))
-        trackers: list[Tracker] = [stack.enter_context(Progress(config.train.steps))] if live else []
-        trainer = Trainer(config, folder, pipeline, resume=resume, trackers=trackers)
-        # The trainer knows only now from which step it goes on; it holds this very list.
-        trackers.append(stack.enter_context(TrafficLog(folder, pipeline, trainer.position.step)))
-        try:
-            return trainer.run()
-        except Abandoned:
-            return trainer.end_early()
 
 
 def refuse_unfinished(summary: Row, config: RunConfig) -> None:

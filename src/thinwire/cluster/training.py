@@ -1,0 +1,60 @@
+"""Train on this machine, in this process or in workers: what is the same for the verb `train` and the Python API."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+from thinwire.cluster.launch import launch
+from thinwire.config.registry import CODECS, Registry
+from thinwire.metrics.news import tell
+from thinwire.metrics.progress import Progress
+from thinwire.metrics.track import Tracker
+from thinwire.metrics.trackers.open import open_trackers
+from thinwire.run.fork import fork
+from thinwire.run.here import train_here
+from thinwire.run.inputs import check_inputs
+from thinwire.run.settings import TrainCommand
+from thinwire.run.stop import Stop
+from thinwire.util.lock import locked
+
+
+def train_on_this_machine(command: TrainCommand, *, trackers: Sequence[Tracker] = (), shown: bool = True) -> dict[str, Any]:
+    """Train, and keep other processes out of the run folder meanwhile; return the summary. `shown`: tell people on standard output."""
+    config, workers = command.config, command.config.pipeline.mode == "workers"
+    if workers:
+        refuse_unknown_to_workers(CODECS, config.codec.name)
+    with locked(command.run):
+        check_inputs(config, command.run)
+        if command.fork is not None:
+            fork(command.fork, command.run, config)
+        return launch(command, trackers=trackers, shown=shown) if workers else train_shown(command, trackers, shown)
+
+
+def train_shown(command: TrainCommand, trackers: Sequence[Tracker], shown: bool) -> dict[str, Any]:
+    """Train in this process, with what people see of it."""
+    config, stop = command.config, Stop()
+    with (
+        open_trackers(command.track, command.run, config, resume=command.resume) as curves,
+        Progress.of(config, stream=None if shown else StringIO()) as progress,
+    ):
+
+        def report(event: dict[str, Any]) -> None:
+            if text := tell(event):
+                progress.say(text)
+
+        stop.tell = progress.say
+        return train_here(config, command.run, resume=command.resume, trackers=[progress, *curves, *trackers], stop=stop, report=report)
+
+
+def refuse_unknown_to_workers(registry: Registry, name: str) -> None:
+    """Raise ValueError for what only this process, or only its main thread, can do."""
+    if name in registry.registered:
+        raise ValueError(
+            f"the {registry.kind} {name!r} is registered in this process alone, and pipeline.mode is workers; set pipeline.mode to "
+            f"inprocess, or declare it in a package of its own as an entry point of the group {registry.group}"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("workers can be started from the main thread alone; set pipeline.mode to inprocess, or train in the main thread")
