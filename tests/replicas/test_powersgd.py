@@ -16,7 +16,7 @@ from replicas.together import together
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig
 from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.peers import Peers
-from thinwire.replicas.powersgd import PowerSGD, added, orthonormal, product
+from thinwire.replicas.powersgd import PowerSGD, added, gram_schmidt, outer_sum
 
 Script = Callable[[int, int], dict[str, torch.Tensor]]
 
@@ -261,17 +261,17 @@ def test_columns_become_orthonormal(dtype, exact):
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(50, 6, generator=generator, dtype=dtype) * torch.logspace(0, -30, 6, dtype=dtype)
     matrix[:, 3] = matrix[:, 0] * 2 + torch.randn(50, generator=generator, dtype=dtype) * 1e-6
-    found = orthonormal(matrix)
+    found = gram_schmidt(matrix)
     assert (found.T.double() @ found.double() - torch.eye(6)).abs().max() < exact
     assert (found - found @ (found.T @ found)).abs().max() < 10 * exact
     matrix[:, 4] = matrix[:, 0]
-    assert torch.equal(orthonormal(matrix)[:, 4], torch.zeros(50, dtype=dtype))
+    assert torch.equal(gram_schmidt(matrix)[:, 4], torch.zeros(50, dtype=dtype))
 
 
 def test_sums_and_products_are_right():
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn(700, 3, generator=generator), torch.randn(401, 3, generator=generator)
-    torch.testing.assert_close(product(left, right), left @ right.T)
+    torch.testing.assert_close(outer_sum(left, right), left @ right.T)
     for count in (1, 2, 3, 1000):
         rows = torch.randn(4, count, generator=generator, dtype=torch.float64)
         torch.testing.assert_close(added(rows), rows.sum(-1, keepdim=True))

@@ -19,7 +19,7 @@ from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
 from thinwire.replicas.exchange import read_exchange
 from thinwire.replicas.peers import Peers
-from thinwire.replicas.threshold import Memory, Threshold, ThresholdOptions, choose
+from thinwire.replicas.threshold import HeldThreshold, ThresholdExchange, ThresholdExchangeOptions, choose_sent
 
 SHAPES = {"wide": (24, 32), "narrow": (160, 2), "small": (5, 5), "vector": (300,)}
 LARGE = ("wide", "narrow")
@@ -40,15 +40,15 @@ def gradients(replica: int, step: int, dtype: torch.dtype = torch.float64) -> di
     return {name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for name, shape in SHAPES.items()}
 
 
-def make(peers: Peers, like: dict[str, Tensor], **options) -> Threshold:
-    return Threshold(ThresholdOptions(**options), RunConfig(), peers, like)
+def make(peers: Peers, like: dict[str, Tensor], **options) -> ThresholdExchange:
+    return ThresholdExchange(ThresholdExchangeOptions(**options), RunConfig(), peers, like)
 
 
-def alone(**options) -> Threshold:
+def alone(**options) -> ThresholdExchange:
     return together(1, lambda peers: make(peers, gradients(0, 0), **options))[0]
 
 
-def train(peers: Peers, steps: int, dtype: torch.dtype = torch.float64, **options) -> tuple[Threshold, list[dict[str, Tensor]]]:
+def train(peers: Peers, steps: int, dtype: torch.dtype = torch.float64, **options) -> tuple[ThresholdExchange, list[dict[str, Tensor]]]:
     """Exchange for some steps; return the method and what each step gave."""
     exchange, given = make(peers, gradients(0, 0, dtype), **options), []
     for step in range(steps):
@@ -62,7 +62,7 @@ def train(peers: Peers, steps: int, dtype: torch.dtype = torch.float64, **option
 def test_it_is_found_by_name_with_its_options():
     assert "threshold" in EXCHANGES.names()
     kind, options = read_exchange("threshold:density=0.05,lifespan=7,feedback=false")
-    assert kind is Threshold and options == ThresholdOptions(density=0.05, lifespan=7, feedback=False)
+    assert kind is ThresholdExchange and options == ThresholdExchangeOptions(density=0.05, lifespan=7, feedback=False)
     assert alone().talks_before(0) and not alone().talks_after(0)
 
 
@@ -71,8 +71,8 @@ def test_it_is_found_by_name_with_its_options():
 )
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(ValueError, match=f"threshold: {next(iter(options))} is .*; choose"):
-        ThresholdOptions(**options).check(RunConfig())
-    ThresholdOptions().check(RunConfig())
+        ThresholdExchangeOptions(**options).check(RunConfig())
+    ThresholdExchangeOptions().check(RunConfig())
 
 
 def test_nothing_is_lost():
@@ -89,11 +89,11 @@ def test_nothing_is_lost():
 @pytest.mark.parametrize("tied", [False, True])
 def test_lifespan_of_one_step_is_topk(tied):
     """The same support as `torch.topk`, in every step and with ties (criterion 2)."""
-    memory, residual, options = Memory(torch.zeros(())), torch.zeros(30, 40), ThresholdOptions(lifespan=1, density=0.03)
+    memory, residual, options = HeldThreshold(torch.zeros(())), torch.zeros(30, 40), ThresholdExchangeOptions(lifespan=1, density=0.03)
     for step in range(30):
         total = residual + torch.randn(30, 40, generator=torch.Generator().manual_seed(step))
         total = total.round() if tied else total
-        mask, memory = choose(total, memory, step, options)
+        mask, memory = choose_sent(total, memory, step, options)
         positions = total.flatten().abs().topk(36).indices
         assert torch.equal(mask.flatten().nonzero()[:, 0], positions.sort().values)
         residual = total.masked_fill(mask, 0)
@@ -101,20 +101,24 @@ def test_lifespan_of_one_step_is_topk(tied):
 
 def test_between_renewals_all_that_reaches_the_threshold_is_sent():
     total = torch.tensor([[3.0, -2.0, 1.0, 0.0], [math.nan, 1.9, -math.inf, 2.0]])
-    mask, memory = choose(total, Memory(torch.tensor(2.0), 99, 1), 100, ThresholdOptions(density=0.1))
+    mask, memory = choose_sent(total, HeldThreshold(torch.tensor(2.0), 99, 1), 100, ThresholdExchangeOptions(density=0.1))
     assert mask.tolist() == [[True, True, False, False], [True, False, True, True]]
-    assert memory == Memory(torch.tensor(2.0), 99, 5)
-    mask, _ = choose(total, Memory(torch.tensor(0.0), 99, 1), 100, ThresholdOptions(density=0.1))
+    assert memory == HeldThreshold(torch.tensor(2.0), 99, 5)
+    mask, _ = choose_sent(total, HeldThreshold(torch.tensor(0.0), 99, 1), 100, ThresholdExchangeOptions(density=0.1))
     assert mask.count_nonzero() == 7  # zeros never
 
 
 @pytest.mark.parametrize("scale", [0.1, 10.0])
 def test_a_threshold_whose_density_was_off_is_renewed_early(scale):
     def taken(slack):
-        memory, options, found = Memory(torch.zeros(())), ThresholdOptions(density=0.05, lifespan=50, slack=slack, feedback=False), []
+        memory, options, found = (
+            HeldThreshold(torch.zeros(())),
+            ThresholdExchangeOptions(density=0.05, lifespan=50, slack=slack, feedback=False),
+            [],
+        )
         for step in range(500, 520):
             gradient = torch.randn(30, 40, generator=torch.Generator().manual_seed(step)) * (scale if step >= 510 else 1.0)
-            _, memory = choose(gradient, memory, step, options)
+            _, memory = choose_sent(gradient, memory, step, options)
             found.append(memory.taken)
         return found
 
@@ -144,16 +148,16 @@ def final_loss(weights: Tensor) -> float:
 
 
 @functools.cache
-def descend(options: ThresholdOptions | None, steps: int = STEPS) -> tuple[float, list[float]]:
+def descend(options: ThresholdExchangeOptions | None, steps: int = STEPS) -> tuple[float, list[float]]:
     """Learn with four replicas in a plain loop; return the final loss and the density of each step."""
     weights, densities = torch.zeros(SIZE, dtype=torch.float64), []
-    residuals, memories = [torch.zeros_like(weights)] * REPLICAS, [Memory(torch.zeros(()))] * REPLICAS
+    residuals, memories = [torch.zeros_like(weights)] * REPLICAS, [HeldThreshold(torch.zeros(()))] * REPLICAS
     for step in range(steps):
         update, kept = torch.zeros_like(weights), 0
         for replica in range(REPLICAS):
             total = slope(replica, weights) + residuals[replica]
             if options is not None:
-                mask, memories[replica] = choose(total, memories[replica], step, options)
+                mask, memories[replica] = choose_sent(total, memories[replica], step, options)
                 residuals[replica] = total.masked_fill(mask, 0) if options.feedback else residuals[replica]
                 total, kept = total.masked_fill(~mask, 0), kept + memories[replica].kept
             update += total
@@ -165,8 +169,8 @@ def descend(options: ThresholdOptions | None, steps: int = STEPS) -> tuple[float
 def test_it_learns_as_well_as_all_gradients_but_not_without_feedback():
     """Criterion 3."""
     dense, _ = descend(None)
-    with_feedback, _ = descend(ThresholdOptions(lifespan=10))
-    without, _ = descend(ThresholdOptions(lifespan=10, feedback=False))
+    with_feedback, _ = descend(ThresholdExchangeOptions(lifespan=10))
+    without, _ = descend(ThresholdExchangeOptions(lifespan=10, feedback=False))
     assert dense == pytest.approx(0.525, abs=0.01)
     assert abs(with_feedback - dense) < 0.01
     assert without - dense > 0.1
@@ -187,7 +191,7 @@ def test_replicas_that_exchange_learn_as_the_plain_loop_does():
         return final_loss(weights.flatten()), densities
 
     results = together(REPLICAS, task)
-    loss, densities = descend(ThresholdOptions(lifespan=10), steps)
+    loss, densities = descend(ThresholdExchangeOptions(lifespan=10), steps)
     assert loss < 0.65  # from 0.693
     assert all(found == pytest.approx(loss, abs=1e-9) for found, _ in results)
     logged = [sum(step) / REPLICAS for step in zip(*(found for _, found in results), strict=True)]
@@ -197,7 +201,7 @@ def test_replicas_that_exchange_learn_as_the_plain_loop_does():
 def test_density_is_held_where_a_first_threshold_would_overshoot():
     """A threshold from before the residual has filled misses the density by far; an early renewal does not (criterion 4)."""
     residual, tau, naive = torch.zeros(SIZE), torch.zeros(()), []
-    memory, held, densities = Memory(torch.zeros(())), torch.zeros(SIZE), []
+    memory, held, densities = HeldThreshold(torch.zeros(())), torch.zeros(SIZE), []
     for step in range(STEPS):
         gradient = torch.randn(SIZE, generator=torch.Generator().manual_seed(step))
         residual = residual + gradient
@@ -205,7 +209,7 @@ def test_density_is_held_where_a_first_threshold_would_overshoot():
             tau = residual.abs().topk(20).values[-1]
         naive.append(float((residual.abs() >= tau).float().mean()))
         residual = residual.masked_fill(residual.abs() >= tau, 0)
-        mask, memory = choose(held + gradient, memory, step, ThresholdOptions(lifespan=100))
+        mask, memory = choose_sent(held + gradient, memory, step, ThresholdExchangeOptions(lifespan=100))
         held = (held + gradient).masked_fill(mask, 0)
         densities.append(memory.kept / SIZE)
     assert sum(naive) / STEPS > 0.04

@@ -19,6 +19,16 @@ BITMAP, AS_POSITIONS = b"\0", b"\1"
 """The first byte of a mask says how it is written."""
 
 
+def kept_count(density: float, count: int) -> int:
+    """Return how many of `count` values are kept."""
+    return max(1, round(density * count))
+
+
+def at_least(sizes: Tensor, threshold: Tensor) -> Tensor:
+    """Return the mask of sizes from a threshold on, NaN among them; a zero is not worth sending even where the threshold is zero."""
+    return ~(sizes < threshold) & (sizes != 0)
+
+
 def fill(mask: Tensor, values: Tensor) -> Tensor:
     """Put values, in order, where the mask is true, and zeros elsewhere."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)

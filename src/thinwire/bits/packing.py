@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from thinwire.bits.planes import deflate, inflate, join_planes, split_planes
-from thinwire.bits.raw import raw_bytes, split_sizes
+from thinwire.bits.raw import numbers, raw_bytes, split_sizes
 
 BLOCK = 256
 """Most values of a vector that share a scale."""
@@ -55,7 +54,7 @@ class Raw:
 
     def unpack(self, data: bytes, like: Sequence[Tensor], peer: int) -> list[Tensor]:
         parts = split_sizes(data, [matrix.nbytes for matrix in like], peer)
-        return [_numbers(part, matrix.dtype, matrix.shape).to(matrix.device) for part, matrix in zip(parts, like, strict=True)]
+        return [numbers(part, matrix.dtype, matrix.shape).to(matrix.device) for part, matrix in zip(parts, like, strict=True)]
 
 
 class BFloat16:
@@ -66,7 +65,7 @@ class BFloat16:
 
     def unpack(self, data: bytes, like: Sequence[Tensor], peer: int) -> list[Tensor]:
         parts = split_sizes(data, [2 * matrix.numel() for matrix in like], peer)
-        return [_numbers(part, torch.bfloat16, matrix.shape).to(matrix) for part, matrix in zip(parts, like, strict=True)]
+        return [numbers(part, torch.bfloat16, matrix.shape).to(matrix) for part, matrix in zip(parts, like, strict=True)]
 
 
 class Int8:
@@ -93,8 +92,8 @@ class Int8:
         parts = iter(split_sizes(data, sizes, peer))
         matrices = []
         for matrix, count in zip(like, counts, strict=True):
-            scales = _numbers(next(parts), matrix.dtype, (count, 1))
-            codes = _rows(_numbers(next(parts), torch.int8, matrix.shape).to(matrix.dtype))
+            scales = numbers(next(parts), matrix.dtype, (count, 1))
+            codes = _rows(numbers(next(parts), torch.int8, matrix.shape).to(matrix.dtype))
             matrices.append((codes * scales).flatten()[: matrix.numel()].view(matrix.shape).to(matrix.device))
         return matrices
 
@@ -141,7 +140,7 @@ class Zfp:
         return torch.from_numpy(values).clone().view(like.shape).to(like.device)
 
 
-class Lossless:
+class Deflated:
     """The numbers as they are, the first bytes of all values together, then the second ones and so on, deflated by their frequency."""
 
     def pack(self, matrices: Sequence[Tensor]) -> bytes:
@@ -161,7 +160,7 @@ class Lossless:
         return [found[place] for place in range(len(like))]
 
 
-PLAIN: dict[str, type[Packing]] = {"fp32": Raw, "bf16": BFloat16, "int8": Int8, "lossless": Lossless}
+PLAIN: dict[str, type[Packing]] = {"fp32": Raw, "bf16": BFloat16, "int8": Int8, "lossless": Deflated}
 
 
 def make_packing(text: str) -> Packing:
@@ -203,10 +202,3 @@ def _by_width(matrices: Sequence[Tensor]) -> list[tuple[int, list[int]]]:
     """Return the places of the matrices whose values take as many bytes, for each such number."""
     widths = [matrix.element_size() for matrix in matrices]
     return [(width, [place for place, other in enumerate(widths) if other == width]) for width in sorted(set(widths))]
-
-
-def _numbers(part: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Copy bytes into memory of torch's own: results must not depend on how a message happened to be aligned."""
-    numbers = torch.empty(tuple(shape), dtype=dtype)
-    numbers.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(part, np.uint8)
-    return numbers

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +48,29 @@ def from_raw_bytes(data: Buffer, spec: TensorSpec) -> Tensor:
     expected = math.prod(spec.shape) * spec.dtype.itemsize
     if len(data) != expected:
         raise ValueError(f"payload of {len(data)} bytes where {expected} were declared for shape {spec.shape} {spec.dtype}")
-    return torch.frombuffer(bytearray(data), dtype=spec.dtype).view(spec.shape)
+    return numbers(data, spec.dtype, spec.shape)
+
+
+def numbers(data: Buffer, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Copy bytes into memory of torch's own: results must not depend on how a message happened to be aligned."""
+    found = torch.empty(tuple(shape), dtype=dtype)
+    found.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
+    return found
+
+
+def pack_front(values: Tensor) -> bytes:
+    """Store values up to the last one that is not zero."""
+    data = raw_bytes(values)
+    used = len(data.rstrip(b"\0"))
+    return data[: used + -used % values.dtype.itemsize]
+
+
+def unpack_front(data: Buffer, spec: TensorSpec) -> Tensor:
+    """Take values out of their bytes and put the zeros behind them back."""
+    most = math.prod(spec.shape) * spec.dtype.itemsize
+    if len(data) > most or len(data) % spec.dtype.itemsize:
+        raise ValueError(f"payload of {len(data)} bytes where up to {most} were declared for values of {spec.dtype.itemsize} bytes")
+    return from_raw_bytes(bytes(data).ljust(most, b"\0"), spec)
 
 
 def split_sizes(data: bytes, sizes: Sequence[int], peer: int) -> list[memoryview]:

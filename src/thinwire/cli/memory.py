@@ -124,7 +124,7 @@ def report(command: MemoryCommand, profile: Profile, console: Console) -> None:
     show_plan(profile, plans, budget, console)
     if command.picture is not None:
         profile = profile.under(plan)
-        said = picture(profile, plan, short_line(profile, plan, budget), budget, command.picture)
+        said = draw_picture(profile, plan, short_line(profile, plan, budget), budget, command.picture)
         console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -133,7 +133,7 @@ def whole_bytes(profile: Profile, depth: int) -> int:
     return max(profile.between(depth), base_bytes(profile, depth) + depth * sum(block.all_bytes for block in profile.blocks))
 
 
-def picture(profile: Profile, plan: Plan, line: Timeline, budget: int, path: Path) -> str:
+def draw_picture(profile: Profile, plan: Plan, line: Timeline, budget: int, path: Path) -> str:
     """Draw the time line if matplotlib is there; return what to say about it."""
     from thinwire.memory.show import draw_timeline
 

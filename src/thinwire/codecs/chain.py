@@ -14,7 +14,7 @@ from thinwire.model.stream import Stream
 
 
 @dataclass(frozen=True)
-class Place:
+class ChainSlot:
     """Where a tensor of the chain's payload comes from: a tensor of the first codec, and the part of it that the second one made."""
 
     first: int
@@ -39,7 +39,7 @@ class ChainExit(nn.Module):
 class ChainEntry(nn.Module):
     """Decode with the second entry each group of tensors that it made from one, then with the first."""
 
-    def __init__(self, first: nn.Module, second: nn.Module, places: tuple[Place, ...]) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module, places: tuple[ChainSlot, ...]) -> None:
         super().__init__()
         self.first, self.second, self.places = first, second, places
 
@@ -64,7 +64,7 @@ class Chain(Codec):
         self.places = tuple(
             place
             for slot in range(len(first.spec(1, 1).tensors))
-            for place in ([Place(slot, None)] if slot in first.integer_slots else [Place(slot, part) for part in range(parts)])
+            for place in ([ChainSlot(slot, None)] if slot in first.integer_slots else [ChainSlot(slot, part) for part in range(parts)])
         )
         self.integer_slots = frozenset(slot for slot, place in enumerate(self.places) if place.second is None)
         self.by_token = first.by_token and second.by_token

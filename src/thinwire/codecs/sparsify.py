@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from thinwire.bits.codes import pack_codes, packed_size, unpack_codes
 from thinwire.bits.grid import FORMAT
-from thinwire.bits.mask import fill, no_gradient, pack_positions, position_bytes, unpack_positions
+from thinwire.bits.mask import fill, kept_count, no_gradient, pack_positions, position_bytes, unpack_positions
 from thinwire.bits.raw import Buffer, Direction, TensorSpec
 from thinwire.codecs.base import Codec, LossyOptions, attach
 from thinwire.codecs.masked import MaskEntry
@@ -42,7 +42,7 @@ class SparseOptions(LossyOptions):
 
 
 @dataclass(frozen=True)
-class Form:
+class Groups:
     """A stream tensor as groups of values: the axes of the groups, the values of each, and how many of them are kept."""
 
     axes: tuple[int, ...]
@@ -50,23 +50,23 @@ class Form:
     kept: int
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], options: SparseOptions) -> Form:
+    def of(cls, shape: tuple[int, ...], options: SparseOptions) -> Groups:
         """Divide a stream of that shape."""
         axes = tuple(shape[:-1] if options.per == "token" else shape[:1])
         count = math.prod(shape) // math.prod(axes)
         return cls(axes, count, kept_count(options.density, count))
 
     @property
-    def groups(self) -> int:
+    def rows(self) -> int:
         return math.prod(self.axes)
 
     @property
     def position_bytes(self) -> int:
-        return position_bytes(self.groups * self.kept, self.count)
+        return position_bytes(self.rows * self.kept, self.count)
 
     @property
     def bitmap_bytes(self) -> int:
-        return packed_size(self.groups * self.count, 1)
+        return packed_size(self.rows * self.count, 1)
 
     def divide(self, tensor: Tensor) -> Tensor:
         """Return a tensor with a group's values along its last axis."""
@@ -80,11 +80,6 @@ class Form:
     def mark(self, positions: Tensor) -> Tensor:
         """Return a mask of the groups that is true at the positions."""
         return torch.zeros(*self.axes, self.count, dtype=torch.bool, device=positions.device).scatter_(-1, positions, True)
-
-
-def kept_count(density: float, count: int) -> int:
-    """Return how many of `count` values are kept."""
-    return max(1, round(density * count))
 
 
 def check_density(density: float) -> None:
@@ -101,9 +96,9 @@ class TopKExit(nn.Module):
         self.options, self.wire = options, wire
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
-        form = Form.of(stream.shape, self.options)
-        positions = form.divide(stream.detach().abs()).topk(form.kept).indices  # NaN counts as the largest, so it is sent
-        values, mask = form.select(stream, positions)
+        groups = Groups.of(stream.shape, self.options)
+        positions = groups.divide(stream.detach().abs()).topk(groups.kept).indices  # NaN counts as the largest, so it is sent
+        values, mask = groups.select(stream, positions)
         return values.to(self.wire), attach(mask.to(FORMAT), stream)
 
 
@@ -125,30 +120,30 @@ class TopK(Codec):
         return entry, exit
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
-        form = Form.of(source.shape, self.options)
-        values = TensorSpec.raw((*form.axes, form.kept), self.wire_dtype)
-        return values, TensorSpec(source.shape, FORMAT, min(form.position_bytes, form.bitmap_bytes), 0)
+        groups = Groups.of(source.shape, self.options)
+        values = TensorSpec.raw((*groups.axes, groups.kept), self.wire_dtype)
+        return values, TensorSpec(source.shape, FORMAT, min(groups.position_bytes, groups.bitmap_bytes), 0)
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
         if slot == VALUES:
             return super().pack(slot, tensor, direction)
         if direction == "backward":
             return b""
-        form = Form.of(tensor.shape, self.options)
-        by_position = form.position_bytes < form.bitmap_bytes
-        return pack_positions(tensor.reshape(form.groups, form.count)) if by_position else pack_codes(tensor, 1)
+        groups = Groups.of(tensor.shape, self.options)
+        by_position = groups.position_bytes < groups.bitmap_bytes
+        return pack_positions(tensor.reshape(groups.rows, groups.count)) if by_position else pack_codes(tensor, 1)
 
     def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
         if slot == VALUES:
             return super().unpack(slot, data, spec, direction)
         if direction == "backward":
             return no_gradient(data, spec)
-        form = Form.of(spec.shape, self.options)
-        if form.position_bytes < form.bitmap_bytes:
-            return unpack_positions(data, torch.full((form.groups,), form.kept), form.count).view(spec.shape)
+        groups = Groups.of(spec.shape, self.options)
+        if groups.position_bytes < groups.bitmap_bytes:
+            return unpack_positions(data, torch.full((groups.rows,), groups.kept), groups.count).view(spec.shape)
         mask = unpack_codes(data, 1, spec)
-        if (form.divide(mask).count_nonzero(-1) != form.kept).any():
-            raise ValueError(f"payload of {len(data)} bytes where {form.kept} ones in every {form.count} bits were declared")
+        if (groups.divide(mask).count_nonzero(-1) != groups.kept).any():
+            raise ValueError(f"payload of {len(data)} bytes where {groups.kept} ones in every {groups.count} bits were declared")
         return mask
 
     def error_bound(self, source: Tensor) -> None:
@@ -161,14 +156,14 @@ class Drawing:
     def __init__(self, options: SparseOptions, layer: int, seed: int) -> None:
         self.options, self.layer, self.seed = options, layer, seed
 
-    def positions(self, shape: tuple[int, ...], context: Context) -> tuple[Form, Tensor]:
+    def positions(self, shape: tuple[int, ...], context: Context) -> tuple[Groups, Tensor]:
         """Return the kept positions in a stream of that shape: a function of seed, step, sample and layer alone."""
-        form = Form.of(shape, self.options)
+        groups = Groups.of(shape, self.options)
         keys_B = sample_keys(context.samples_B, POSITIONS, self.seed, context.step, self.layer)
-        draws = form.divide((uniform(keys_B, shape) * 2**24).long())
+        draws = groups.divide((uniform(keys_B, shape) * 2**24).long())
         # The position breaks ties between equal draws, so that all machines choose alike.
-        ranks = draws * form.count + torch.arange(form.count, device=draws.device)
-        return form, ranks.topk(form.kept, largest=False).indices
+        ranks = draws * groups.count + torch.arange(groups.count, device=draws.device)
+        return groups, ranks.topk(groups.kept, largest=False).indices
 
 
 class RandomKExit(nn.Module):
@@ -179,10 +174,10 @@ class RandomKExit(nn.Module):
         self.drawing, self.wire = drawing, wire
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
-        form, positions = self.drawing.positions(stream.shape, context)
-        values, _ = form.select(stream, positions)
+        groups, positions = self.drawing.positions(stream.shape, context)
+        values, _ = groups.select(stream, positions)
         # A value that is not finite may be among the dropped ones: it spoils those of its group that are sent.
-        sound = form.divide(stream.detach()).isfinite().all(-1, keepdim=True)
+        sound = groups.divide(stream.detach()).isfinite().all(-1, keepdim=True)
         return (values.where(sound, torch.nan).to(self.wire),)
 
 
@@ -195,8 +190,8 @@ class RandomKEntry(nn.Module):
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
         shape = (*ids_BT.shape, self.width)
-        form, positions = self.drawing.positions(shape, context)
-        return fill(form.mark(positions).view(shape), payload[0].to(self.compute))
+        groups, positions = self.drawing.positions(shape, context)
+        return fill(groups.mark(positions).view(shape), payload[0].to(self.compute))
 
 
 class RandomK(Codec):
@@ -217,8 +212,8 @@ class RandomK(Codec):
         return entry, exit
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
-        form = Form.of(source.shape, self.options)
-        return (TensorSpec.raw((*form.axes, form.kept), self.wire_dtype),)
+        groups = Groups.of(source.shape, self.options)
+        return (TensorSpec.raw((*groups.axes, groups.kept), self.wire_dtype),)
 
     def error_bound(self, source: Tensor) -> None:
         """State no bound: a dropped value is its own error, and a quantiser behind this codec would state less."""

@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from thinwire.bits.codes import packed_size
 from thinwire.bits.grid import FORMAT
-from thinwire.bits.mask import BITMAP, no_gradient, pack_mask, unpack_mask
-from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.bits.mask import BITMAP, at_least, kept_count, no_gradient, pack_mask, unpack_mask
+from thinwire.bits.raw import Buffer, Direction, TensorSpec, pack_front, unpack_front
 from thinwire.codecs.base import Codec, LossyOptions, attach
 from thinwire.codecs.masked import MaskEntry
-from thinwire.codecs.sparsify import MASK, VALUES, check_density, kept_count
+from thinwire.codecs.sparsify import MASK, VALUES, check_density
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
@@ -71,8 +71,7 @@ class ThresholdExit(nn.Module):
         if context.training and context.step != self.step:
             self._begin(context.step, sizes)
         tau = self._exact_tau(sizes) if self.step < 0 else self.tau
-        # Written so that NaN is kept; a zero is not worth sending even where tau is zero.
-        mask = ~(sizes < tau) & (sizes != 0)
+        mask = at_least(sizes, tau)
         if context.training:
             self._count(mask, context.samples_B)
         kept = stream.masked_select(mask).to(self.wire)
@@ -156,18 +155,3 @@ class Threshold(Codec):
 
     def error_bound(self, source: Tensor) -> None:
         """State no bound: a stale threshold may drop anything."""
-
-
-def pack_front(values: Tensor) -> bytes:
-    """Store values up to the last one that is not zero."""
-    data = raw_bytes(values)
-    used = len(data.rstrip(b"\0"))
-    return data[: used + -used % values.dtype.itemsize]
-
-
-def unpack_front(data: Buffer, spec: TensorSpec) -> Tensor:
-    """Take values out of their bytes and put the zeros behind them back."""
-    most = math.prod(spec.shape) * spec.dtype.itemsize
-    if len(data) > most or len(data) % spec.dtype.itemsize:
-        raise ValueError(f"payload of {len(data)} bytes where up to {most} were declared for values of {spec.dtype.itemsize} bytes")
-    return from_raw_bytes(bytes(data).ljust(most, b"\0"), spec)

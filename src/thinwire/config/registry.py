@@ -98,7 +98,7 @@ EXCHANGES = Registry(
         "allreduce": ("thinwire.replicas.allreduce:AllReduce", "the mean of all gradients"),
         "hybrid": ("thinwire.replicas.hybrid:Hybrid", "gradients in few bits, boundaries in more"),
         "powersgd": ("thinwire.replicas.powersgd:PowerSGD", "gradient matrices as two thin factors"),
-        "threshold": ("thinwire.replicas.threshold:Threshold", "the largest gradients, by a threshold kept for many steps"),
+        "threshold": ("thinwire.replicas.threshold:ThresholdExchange", "the largest gradients, by a threshold kept for many steps"),
         "gravac": ("thinwire.replicas.gravac:GraVAC", "the largest gradients, as many as pays"),
         "powergossip": ("thinwire.replicas.powergossip:PowerGossip", "differences of neighbours as thin factors, no meeting of all"),
         "local": ("thinwire.replicas.local:Local", "steps alone, then the mean of all changes"),

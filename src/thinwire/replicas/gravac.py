@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.bits.mask import kept_count
 from thinwire.bits.sparse import is_large
-from thinwire.codecs.sparsify import kept_count
 from thinwire.config.sections import RunConfig
 from thinwire.replicas.allreduce import mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named

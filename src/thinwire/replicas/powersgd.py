@@ -24,7 +24,7 @@ from thinwire.replicas.peers import Peers
 from thinwire.util.noise import key, uniform
 
 ROWS_VALUES = 2**17
-"""Values that `product` works on at a time: few enough to stay in a cache."""
+"""Values that `outer_sum` works on at a time: few enough to stay in a cache."""
 
 LEAST_SHARE = 1e-12
 """A column of which no more is left by those before it is rounding alone."""
@@ -73,11 +73,11 @@ class PowerSGD(Exchange):
             named[name].copy_(average)
         if not thin:
             return
-        left = [orthonormal(factor) for factor in means[len(whole) :]]
+        left = [gram_schmidt(factor) for factor in means[len(whole) :]]
         right = mean(self.peers, [matrix.T @ factor for matrix, factor in zip(matrices, left, strict=True)])
         residuals = []
         for name, matrix, left_MR, right_NR in zip(thin, matrices, left, right, strict=True):
-            found = product(left_MR, right_NR)
+            found = outer_sum(left_MR, right_NR)
             named[name].copy_(found.view(named[name].shape))
             residuals.append(matrix - found)
             self.propose(f"factor/{name}", right_NR)
@@ -102,7 +102,7 @@ class PowerSGD(Exchange):
         last_NR = self.state.get(f"factor/{name}", matrix.new_zeros(columns, rank))
         # A gradient that was once zero leaves columns of zeros, from which no power iteration ever gets away.
         drawn_NR = uniform(keys, (1, columns * rank)).view(columns, rank).to(last_NR) - 0.5
-        return orthonormal(torch.where((last_NR == 0).all(0), drawn_NR, last_NR))
+        return gram_schmidt(torch.where((last_NR == 0).all(0), drawn_NR, last_NR))
 
     def talks_before(self, step: int) -> bool:
         return True
@@ -131,7 +131,7 @@ def factored_form(parameter: Tensor, rank: int) -> tuple[int, int, int] | None:
     return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
 
-def orthonormal(matrix_NR: Tensor) -> Tensor:
+def gram_schmidt(matrix_NR: Tensor) -> Tensor:
     """Make columns orthonormal by Gram-Schmidt, twice to be exact; one that those before it span becomes zero."""
     columns_RN = matrix_NR.T.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
     for _ in range(2):
@@ -154,7 +154,7 @@ def added(rows: Tensor) -> Tensor:
     return rows
 
 
-def product(left_MR: Tensor, right_NR: Tensor) -> Tensor:
+def outer_sum(left_MR: Tensor, right_NR: Tensor) -> Tensor:
     """Return P Q^T as a sum of outer products in their order: a matrix product would add them up as suits the processor."""
     found = torch.empty(len(left_MR), len(right_NR), dtype=left_MR.dtype, device=left_MR.device)
     right = right_NR.T.contiguous()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.bits.mask import at_least, kept_count
 from thinwire.bits.sparse import is_large
-from thinwire.codecs.sparsify import kept_count
 from thinwire.config.sections import RunConfig
 from thinwire.replicas.allreduce import average, mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named, refuse_warmup
@@ -27,7 +27,7 @@ RIPENING = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdOptions(ExchangeOptions):
+class ThresholdExchangeOptions(ExchangeOptions):
     """Options of the thresholded exchange."""
 
     density: float = 0.01
@@ -53,7 +53,7 @@ class ThresholdOptions(ExchangeOptions):
 
 
 @dataclass(frozen=True)
-class Memory:
+class HeldThreshold:
     """What is remembered of a parameter's threshold: its value, the exchange it is from (-1: none), and the values sent last."""
 
     tau: Tensor
@@ -61,36 +61,34 @@ class Memory:
     kept: int = 0
 
 
-def choose(total: Tensor, memory: Memory, steps: int, options: ThresholdOptions) -> tuple[Tensor, Memory]:
-    """Return the mask of what is sent of a gradient and its residual, and the memory for the exchange after this one, number `steps`."""
+def choose_sent(total: Tensor, held: HeldThreshold, steps: int, options: ThresholdExchangeOptions) -> tuple[Tensor, HeldThreshold]:
+    """Return the mask of what is sent of a gradient and its residual in exchange `steps`, and the threshold held for the next one."""
     sizes = total.abs()
-    if is_due(memory, steps, total.numel(), options):
+    if is_due(held, steps, total.numel(), options):
         largest = sizes.flatten().topk(kept_count(options.density, total.numel()))  # NaN counts as the largest, so it is sent
         mask = torch.zeros(total.numel(), dtype=torch.bool, device=total.device).index_fill_(0, largest.indices, True).view(total.shape)
         tau, taken = largest.values[-1].clone(), steps
     else:
-        # Written so that NaN is kept; a zero is not worth sending even where tau is zero.
-        mask = ~(sizes < memory.tau) & (sizes != 0)
-        tau, taken = memory.tau, memory.taken
-    return mask, Memory(tau, taken, int(mask.count_nonzero()))
+        mask, tau, taken = at_least(sizes, held.tau), held.tau, held.taken
+    return mask, HeldThreshold(tau, taken, int(mask.count_nonzero()))
 
 
-def is_due(memory: Memory, steps: int, count: int, options: ThresholdOptions) -> bool:
+def is_due(held: HeldThreshold, steps: int, count: int, options: ThresholdExchangeOptions) -> bool:
     """Tell whether a threshold is to be renewed: there is none, it is old, or the last step's density was off."""
     lifespan = min(options.lifespan, max(1, steps // RIPENING))
-    if memory.taken < 0 or steps - memory.taken >= lifespan:
+    if held.taken < 0 or steps - held.taken >= lifespan:
         return True
-    ratio = memory.kept / kept_count(options.density, count)
+    ratio = held.kept / kept_count(options.density, count)
     return not 1 / options.slack <= ratio <= options.slack
 
 
-class Threshold(Exchange):
+class ThresholdExchange(Exchange):
     """Average the gradients' largest values, and later the rest."""
 
-    Options = ThresholdOptions
-    options: ThresholdOptions
+    Options = ThresholdExchangeOptions
+    options: ThresholdExchangeOptions
 
-    def __init__(self, options: ThresholdOptions, config: RunConfig, peers: Peers, parameters: Named) -> None:
+    def __init__(self, options: ThresholdExchangeOptions, config: RunConfig, peers: Peers, parameters: Named) -> None:
         super().__init__(options, config, peers, parameters)
         self.state = self._beginning()
 
@@ -124,13 +122,13 @@ class Threshold(Exchange):
         """Return what is sent of a gradient and its residual, zeros elsewhere, and propose what is kept."""
         residual = self.state.get(f"residual/{name}")
         total = gradient.to(self.state[f"tau/{name}"].dtype) if residual is None else gradient + residual
-        memory = Memory(self.state[f"tau/{name}"], int(self.state[f"taken/{name}"]), int(self.state[f"kept/{name}"]))
-        mask, memory = choose(total, memory, int(self.state["steps"]), self.options)
+        held = HeldThreshold(self.state[f"tau/{name}"], int(self.state[f"taken/{name}"]), int(self.state[f"kept/{name}"]))
+        mask, held = choose_sent(total, held, int(self.state["steps"]), self.options)
         if residual is not None:
             self.propose(f"residual/{name}", total.masked_fill(mask, 0))
-        self.propose(f"tau/{name}", memory.tau)
-        self.propose(f"taken/{name}", torch.tensor(memory.taken))
-        self.propose(f"kept/{name}", torch.tensor(memory.kept))
+        self.propose(f"tau/{name}", held.tau)
+        self.propose(f"taken/{name}", torch.tensor(held.taken))
+        self.propose(f"kept/{name}", torch.tensor(held.kept))
         return total.masked_fill(~mask, 0)
 
     def talks_before(self, step: int) -> bool:

@@ -40,7 +40,7 @@ def locked(run: Path, word: str = "--run") -> Iterator[None]:
     A folder that this made, and in which nothing was written, goes again.
     """
     there = run.is_dir()
-    handle = take(run, word)
+    handle = acquire(run, word)
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ def locked(run: Path, word: str = "--run") -> Iterator[None]:
                 run.rmdir()
 
 
-def take(run: Path, word: str) -> int | None:
+def acquire(run: Path, word: str) -> int | None:
     """Lock a run folder and return the open file; None if the disk has no room for one. Raise ValueError if another process has it."""
     path = run / LOCK_FILE
     while True:

@@ -22,11 +22,11 @@ def refuse_other_torch() -> None:
     match = re.match(r"(\d+)\.(\d+)", installed)
     if match and not OLDEST <= (int(match[1]), int(match[2])) < TOO_NEW:
         raise ValueError(
-            f"torch {installed} is installed, this release runs on {named(OLDEST)} and newer, below {named(TOO_NEW)}: it uses parts of "
+            f"torch {installed} is installed, this release runs on {written(OLDEST)} and newer, below {written(TOO_NEW)}: it uses parts of "
             f"torch's pipeline engine that other versions do not have; install one of these, {INSTALL}"
         )
 
 
-def named(release: tuple[int, int]) -> str:
+def written(release: tuple[int, int]) -> str:
     """Write a version."""
     return ".".join(map(str, release))
