@@ -98,7 +98,7 @@ class NappingStage(nn.Module):
         self.model, self.order = model, order
         self.plan = StagePlan(order.stage, order.stages, range(order.stage, order.stage + 1))
         self.weight = nn.Parameter(torch.zeros(1, model.context, model.width))
-        self.register_buffer("cosine_TS", torch.zeros(1))
+        self.device, self.dtype = self.weight.device, self.weight.dtype
 
     def forward(self, ids_BT1: Tensor, payload: tuple[Tensor, ...], context: Any) -> tuple[Tensor, ...]:
         values = self.weight + payload[0].float() if payload else self.weight

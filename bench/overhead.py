@@ -16,8 +16,9 @@ from rich.table import Table
 
 from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig
+from thinwire.model.block import Dropout, Pass
 from thinwire.model.cut import StagePlan
-from thinwire.model.llama.block import Dropout, LlamaBlock, Pass, rotary_tables
+from thinwire.model.llama.block import LlamaBlock, rotary_tables
 from thinwire.model.subspace.fixed import CHUNK
 from thinwire.model.subspace.stream import SubspaceStream
 from timing import alternate, medians
@@ -50,10 +51,9 @@ def main() -> None:
     coordinates = torch.randn(1, arguments.tokens, rank)
     static = stream.static(ids_BT)
     hidden_BTD = stream.read(coordinates, static)
-    dense, narrow = LlamaBlock(model, 0, width), LlamaBlock(model, 0, rank)
-    each = Pass(
-        *(table.float() for table in rotary_tables(model, range(model.context))), Dropout(0, 0, torch.zeros(1, dtype=torch.int64), False)
-    )
+    dense, narrow = LlamaBlock(model, 0, width, width), LlamaBlock(model, 0, rank, rank)
+    tables = tuple(table.float() for table in rotary_tables(model, range(model.context)))
+    each = Pass(tables, Dropout(0, 0, torch.zeros(1, dtype=torch.int64), False))
     sides = {
         "frozen features from the hash": lambda: stream.fixed.compute(ids_BT),
         "read x = fixed + U c, hash included, twice per block": lambda: stream.read(coordinates, static),

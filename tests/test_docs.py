@@ -27,7 +27,7 @@ from thinwire.cli import main as cli
 from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig, RunConfig
-from thinwire.hf.plain import why_no_llama
+from thinwire.hf.plain import why_not_plain
 from thinwire.run import settings
 
 PLACEHOLDER = re.compile(r"(^|[ /'=.])[A-Z]{1,}[A-Z_]*($|[ /'=.])|\.\.\.")
@@ -330,7 +330,7 @@ def test_the_table_of_codecs_agrees_with_the_code(name):
     options, model = codec_defaults(name), ModelConfig()
     spec = make_codec(options, model).spec(2, model.context)
     assert (float(forward), float(backward)) == tuple(round(spec.bytes_per_token(way)) for way in ("forward", "backward"))
-    assert (llama == "yes") == (why_no_llama(RunConfig(codec=options)) is None)
+    assert (llama == "yes") == (why_not_plain(RunConfig(codec=options)) is None)
 
 
 @pytest.mark.parametrize("name", CODECS.built_in)

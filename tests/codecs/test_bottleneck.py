@@ -10,8 +10,8 @@ from torch.nn import functional
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from thinwire.codecs.bottleneck import BottleneckEntry
 from thinwire.codecs.build import codec_defaults, make_codec
+from thinwire.model.block import Dropout, Pass
 from thinwire.model.ends import Context
-from thinwire.model.llama.block import Dropout, Pass
 from thinwire.pipeline.inprocess import Pipeline
 
 CONTEXT = Context(0, torch.arange(3))
@@ -21,7 +21,7 @@ def written_out(pipeline: Pipeline, ids_BT1: Tensor) -> Tensor:
     """Return the loss of the whole model in one graph, without ends and bytes."""
     stream = pipeline.stages[0].embedding(ids_BT1[:, :-1])
     for stage in pipeline.stages:
-        each = Pass(stage.cosine_TS, stage.sine_TS, Dropout(0, 0, torch.arange(len(ids_BT1)), False))
+        each = Pass(stage.tables, Dropout(0, 0, torch.arange(len(ids_BT1)), False))
         for layer in stage.plan.layers:
             block = stage.layers[str(layer)]
             if stage.plan.last or layer != stage.plan.layers.stop - 1:

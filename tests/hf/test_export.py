@@ -20,7 +20,7 @@ from thinwire.codecs.build import codec_defaults
 from thinwire.config.registry import CODECS
 from thinwire.config.toml import CONFIG_FILE, load_config
 from thinwire.hf import export as verb
-from thinwire.hf.plain import why_no_llama
+from thinwire.hf.plain import why_not_plain
 
 CASES = {
     "subspace": (),
@@ -137,12 +137,12 @@ def test_another_network_becomes_a_folder_of_our_own(config, tmp_path, capsys, w
 def test_codecs_are_judged_by_what_they_build(config, monkeypatch):
     plug_in(monkeypatch)
     base = load_config(config)
-    judged = {name: why_no_llama(replace(base, codec=codec_defaults(name))) for name in ("gained", "other", "counting")}
+    judged = {name: why_not_plain(replace(base, codec=codec_defaults(name))) for name in ("gained", "other", "counting")}
     assert "entry gain" in judged["gained"] and "OtherStream" in judged["other"] and judged["counting"] is None
     exact = {"dense", "subspace", "quantize", "topk", "randomk", "threshold", "hadamard", "lossless", "lowrank", "counting"}
-    assert {name for name in CODECS.names() if why_no_llama(replace(base, codec=codec_defaults(name))) is None} >= exact
+    assert {name for name in CODECS.names() if why_not_plain(replace(base, codec=codec_defaults(name))) is None} >= exact
     alone = replace(base, pipeline=replace(base.pipeline, stages=1))
-    assert why_no_llama(replace(alone, codec=codec_defaults("bottleneck"))) is None  # no boundary, nothing narrows
+    assert why_not_plain(replace(alone, codec=codec_defaults("bottleneck"))) is None  # no boundary, nothing narrows
 
 
 def test_a_step_can_be_chosen(run, tmp_path, capsys):

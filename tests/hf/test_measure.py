@@ -17,9 +17,11 @@ from thinwire import checkpoint
 from thinwire.checkpoint.safetensors import Piece, parse_size, write_file
 from thinwire.config.toml import CONFIG_FILE, load_config, read_config, to_toml
 from thinwire.hf.checkpointed import open_checkpoint
+from thinwire.hf.description import form_of
 from thinwire.hf.measure import validation_windows
-from thinwire.hf.names import PlainTensor, layout
-from thinwire.hf.plain import plans_of
+from thinwire.hf.plain import bound_axes, plans_of
+from thinwire.model.cut import StagePlan
+from thinwire.model.names import EMBEDDING, split_block_name
 from thinwire.pipeline import by_stage as staged
 
 
@@ -102,11 +104,12 @@ def make_large_run(run: Path) -> None:
     folder = run / "checkpoints/step-000001"
     folder.mkdir(parents=True)
     (run / CONFIG_FILE).write_text(to_toml(config))
+    bound = bound_axes(model, 6)
     for plan in plans_of(config):
         shapes = {"stream.basis_DK": (512, 64)} | {
-            entry.ours: (13000, 64) if entry.layer is None and entry.writes else (64, entry.shape[1]) if bound(entry) else entry.shape
-            for entry in layout(model)
-            if entry.ours and (entry.layer in plan.layers or (entry.layer is None and (plan.first if entry.writes else plan.last)))
+            entry.ours: (13000, 64) if entry.ours == EMBEDDING else (64, entry.shape[1]) if entry.ours in bound else entry.shape
+            for entry in form_of(model).tensors(model)
+            if entry.ours and is_in(entry.ours, plan)
         }
         pieces = [
             Piece(name, shape, torch.float32, lambda start, stop, shape=shape: torch.full((stop - start, *shape[1:]), 0.1))
@@ -119,8 +122,9 @@ def make_large_run(run: Path) -> None:
         (folder / f"stage-{plan.index}.json").write_bytes(checkpoint.encode_manifest(manifest))
 
 
-def bound(entry: PlainTensor) -> bool:
-    return entry.writes and entry.layer is not None and entry.layer < 6
+def is_in(name: str, plan: StagePlan) -> bool:
+    inner = split_block_name(name)
+    return inner[0] in plan.layers if inner else (plan.first if name == EMBEDDING else plan.last)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -44,10 +44,10 @@ def pipeline_of(codec: str):
 def whole(pipeline, ids: list[int]) -> Tensor:
     """Return the logits behind every token of a sequence that is read at once."""
     ids_BT, payload = torch.tensor([ids]), ()
-    tables = pipeline.stages[0].cosine_TS[: len(ids)], pipeline.stages[0].sine_TS[: len(ids)]
+    tables = tuple(table[: len(ids)] for table in pipeline.stages[0].tables)
     for stage in pipeline.stages:
         with torch.no_grad():
-            payload = stage._through(ids_BT, payload, Context(0, torch.zeros(1, dtype=torch.int64), training=False), *tables)
+            payload = stage._through(ids_BT, payload, Context(0, torch.zeros(1, dtype=torch.int64), training=False), tables)
     return payload[0][0]
 
 

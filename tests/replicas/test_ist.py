@@ -16,7 +16,7 @@ from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer, rate_factor
 from thinwire.pipeline.inprocess import Pipeline
 from thinwire.replicas.exchange import make_exchange, read_exchange
-from thinwire.replicas.ist import deal, gain, keep_block, own_block, partition, put_block, quotas, read_shares
+from thinwire.replicas.ist import deal, gain, keep_block, own_block, partition, put_block, quotas, read_shares, writing_gains
 
 SMALL = replace(TINY, layers=2, context=6)
 EVEN = replace(SMALL, kv_heads=4)
@@ -40,9 +40,11 @@ def test_everyone_gets_at_least_one_unit_and_about_its_share(units, shares, expe
 
 @pytest.mark.parametrize("count, shares, expected", [(4, [1] * 4, [4.0] * 4), (3, [1] * 3, [4.0] * 3), (2, [3, 1], [1.0, 4.0])])
 def test_what_makes_up_for_missing_columns_is_a_power_of_two(count, shares, expected):
-    columns, rows = {1: deal(48, shares, 0)}, {0: deal(48, shares, 0)}
-    assert [gain(torch.zeros(3, 48), columns, replica) for replica in range(count)] == expected
-    assert [gain(torch.zeros(48, 3), rows, replica) for replica in range(count)] == [1.0] * count
+    assert [gain(48, len(part)) for part in deal(48, shares, 0)] == expected
+    named = {name: tensor.data for name, tensor in make_pipeline("dense", EVEN, stages=1).stages[0].named_parameters()}
+    cuts = partition(named, EVEN, [1, 1], 0, 0)
+    columns = {f"layers.{layer}.{name}.weight": 2.0 for layer in range(EVEN.layers) for name in ("attention.output", "ffn.down")}
+    assert writing_gains(cuts, EVEN, 0) == columns and len(cuts) == 7 * EVEN.layers  # rows need none
 
 
 def test_layers_and_rounds_are_dealt_out_independently_and_heads_stay_whole():

@@ -9,10 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from thinwire.model.names import boundary_of
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
-
-ENDS = ("entries.", "exits.")
 
 
 class Formed(Protocol):
@@ -54,7 +53,7 @@ def refuse_state(
     expected: dict[str, Tensor] = {}
     for name, tensors in optimizer.state_forms().items():
         untouched = not any(f"{name}/{label}" in state for label in tensors)
-        if not (untouched and (name.startswith(ENDS) if stateless is None else name in stateless)):
+        if not (untouched and (boundary_of(name) is not None if stateless is None else name in stateless)):
             expected |= {f"{name}/{label}": tensor for label, tensor in tensors.items()}
     for name in sorted(expected.keys() | state.keys()):
         here, there = shape_and_format(expected.get(name)), shape_and_format(state.get(name))

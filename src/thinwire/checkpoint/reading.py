@@ -6,7 +6,6 @@ a shape that drops it, or adds one where there is nothing learnt, is refused.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 from thinwire.checkpoint.fitting import refuse_misfit, refuse_state
 from thinwire.checkpoint.layout import Position, is_undamaged
 from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, manifest_path, read_manifest, shape_of, tensors_path
+from thinwire.model.names import boundary_of
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.files import matching
@@ -26,7 +26,6 @@ from thinwire.util.shown import shown
 
 OPTIMIZER = "optimizer/"
 EXCHANGE = "exchange/"
-BOUNDARY = re.compile(r"(?:entries|exits)\.(\d+)\.")
 Tensors = dict[str, Tensor]
 
 
@@ -150,9 +149,9 @@ def of_stage(stage: Stage, tensors: Tensors) -> Tensors:
 def refuse_other_cuts(folder: Path, stage: Stage, tensors: Tensors) -> None:
     """Refuse a stage without a cut at which something was learnt, or with one at which nothing was."""
     layers, state = stage.plan.layers, stage.state_dict()
-    learnt = {int(match[1]) for name in tensors if (match := BOUNDARY.match(name))}
+    learnt = {layer for name in tensors if (layer := boundary_of(name)) is not None}
     dropped = sorted(layer for layer in learnt if layers.start < layer < layers.stop)
-    added = sorted({int(match[1]) for name in state if name not in tensors and (match := BOUNDARY.match(name))} - learnt)
+    added = sorted({layer for name in state if name not in tensors and (layer := boundary_of(name)) is not None} - learnt)
     if learnt and layers.stop not in learnt and any(state[name].shape != tensors[name].shape for name in state.keys() & tensors.keys()):
         added.append(layers.stop)  # a block in front of a cut that is narrower there: bottleneck
     if dropped or added:

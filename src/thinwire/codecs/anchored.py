@@ -31,7 +31,8 @@ from thinwire.codecs.projector import Channels, Frozen, Learned
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
-from thinwire.model.initial import EMBEDDING, EMBEDDING_STD, draw_normal
+from thinwire.model.initial import EMBEDDING_STD, draw_normal
+from thinwire.model.names import EMBEDDING
 from thinwire.model.subspace.basis import random_basis
 from thinwire.util.noise import key, mix
 

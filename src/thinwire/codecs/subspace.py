@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thinwire.codecs.base import Codec, CodecOptions, check_width
 from thinwire.config.sections import ModelConfig
+from thinwire.model.architecture import find_architecture
 from thinwire.model.cut import StagePlan
 from thinwire.model.stream import Stream
 from thinwire.model.subspace.basis import random_basis
@@ -76,5 +77,5 @@ class Subspace(Codec):
 
 def leaving_the_subspace(model: ModelConfig) -> dict[str, object]:
     """Name the model options in use that put something outside the subspace (method, section 4)."""
-    forbidden = ("output_bias", "output_dropout", "branch_norm_gains", "tied_head")
-    return {name: getattr(model, name) for name in forbidden if getattr(model, name)}
+    names = find_architecture(model.architecture).leaving(model) + ["tied_head"] * model.tied_head
+    return {name: getattr(model, name) for name in names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from thinwire.config.profiles import PROFILES
-from thinwire.config.registry import CODECS, EXCHANGES
+from thinwire.config.registry import ARCHITECTURES, CODECS, EXCHANGES
 
 
 def config_names() -> list[str]:
@@ -16,6 +16,7 @@ def config_names() -> list[str]:
 def choices() -> dict[str, str]:
     """Say for each option that takes a name which names there are."""
     return {
+        "--model.architecture": ", ".join(ARCHITECTURES.names()),
         "--codec.name": ", ".join(CODECS.names()),
         "--replicas.exchange": ", ".join(EXCHANGES.names()),
         "--link.profile": f"{', '.join(PROFILES)}, or your own such as 20mbps_30ms",

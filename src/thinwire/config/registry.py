@@ -113,5 +113,9 @@ TRACKERS = Registry(
         "trackio": ("thinwire.metrics.trackers.trackio:Trackio", "curves in Trackio"),
     },
 )
-ARCHITECTURES = Registry("architecture", "thinwire.architectures", {})
+ARCHITECTURES = Registry(
+    "architecture",
+    "thinwire.architectures",
+    {"llama": ("thinwire.model.llama.architecture:Llama", "rotary grouped-query attention and SwiGLU, as Llama has them")},
+)
 TRANSPORTS = Registry("transport", "thinwire.transports", {})

@@ -16,7 +16,10 @@ Dtype = Literal["fp32", "bf16", "fp64"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape of the Llama-style decoder."""
+    """Shape of the decoder."""
+
+    architecture: str = "llama"
+    """Kind of blocks: llama, or one of another package."""
 
     vocabulary: int = 4096
     """Token types, V."""

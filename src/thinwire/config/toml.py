@@ -33,6 +33,8 @@ ADJUSTABLE = frozenset({"train.steps", "train.rate", "train.muon_rate", "train.w
 """Fields that all workers agree on and that a resume may change: they say how to go on, not what was done."""
 RESHAPING = frozenset({"pipeline.stages", "pipeline.split", "pipeline.microbatches"})
 """Fields that are a run's shape: all its workers agree on them, and a resume may change them."""
+LATER = {"model.architecture": "llama"}
+"""Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false", type(None): "left out"}
 
 
@@ -46,7 +48,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 def shared_settings(config: RunConfig) -> dict[str, Any]:
     """List the part of the settings that all workers of a run must agree on."""
-    return {word: value for word, value in flatten(config).items() if word not in LOCAL}
+    return {word: value for word, value in flatten(config).items() if word not in LOCAL and LATER.get(word, ...) != value}
 
 
 def shared_hash(config: RunConfig) -> str:

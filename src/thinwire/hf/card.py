@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from thinwire.hf.checkpointed import Checkpointed
+from thinwire.hf.description import form_of, title_of
 from thinwire.hf.links import is_inside
 from thinwire.hf.measure import Losses
 from thinwire.hf.tokenizer import KEPT_FOLDER
@@ -26,7 +27,7 @@ tags:
 # {name}
 
 """
-PLAIN = """A Llama-style decoder, trained in pipeline stages by thinwire and exported as a plain Hugging Face Llama.
+PLAIN = """A {title}-style decoder, trained in pipeline stages by thinwire and exported as a plain Hugging Face {title}.
 {exact}
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,9 +35,9 @@ PLAIN = """A Llama-style decoder, trained in pipeline stages by thinwire and exp
 
 To train on: `thinwire import {name} --run runs/more`, then `thinwire train --run runs/more --resume`.
 """
-OWN = """A Llama-style decoder, trained in pipeline stages by thinwire. **This is not a plain Hugging Face Llama**:
+OWN = """A {title}-style decoder, trained in pipeline stages by thinwire. **This is not a plain Hugging Face {title}**:
 {reason}.
-No Llama of the same shape computes the same function, so this is a thinwire folder: settings, tokenizer and weights per stage, without
+No {title} of the same shape computes the same function, so this is a thinwire folder: settings, tokenizer and weights per stage, without
 the state of the optimizer. It is read by
 
     thinwire eval {name}
@@ -45,10 +46,11 @@ the state of the optimizer. It is read by
 
 
 def write_card(path: Path, name: str, source: Checkpointed, losses: Losses, kind: str | torch.dtype) -> None:
-    """Write README.md; `kind` is the number format of a plain Llama, or the reason why the folder is none."""
+    """Write README.md; `kind` is the number format of a plain folder, or the reason why the folder is none."""
     reason = kind if isinstance(kind, str) else None
-    head = HEAD.format(library="thinwire" if reason else "transformers", tag="pytorch" if reason else "llama", name=name)
-    body = OWN.format(reason=reason, name=name) if reason else PLAIN.format(exact=exactness(source), name=name)
+    title, tag = title_of(source.config.model), "pytorch" if reason else form_of(source.config.model).model_type
+    head = HEAD.format(library="thinwire" if reason else "transformers", tag=tag, name=name)
+    body = (OWN if reason else PLAIN).format(title=title, reason=reason, exact=exactness(source), name=name)
     dtype = source.dtype if isinstance(kind, str) else kind
     figures = "\n## Figures\n\n" + table(source, losses, read_summary(source.run), dtype)
     path.write_text(head + body + figures + commands(source, name), encoding="utf-8")

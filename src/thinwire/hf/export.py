@@ -1,6 +1,6 @@
 """Export a run's checkpoint: `thinwire export runs/first out`.
 
-A plain Hugging Face Llama folder where the network is one, else a folder of our own format and the reason. Needs no GPU and no running
+A plain Hugging Face folder where the network is one, else a folder of our own format and the reason. Needs no GPU and no running
 job; weights are made and written a few rows at a time. OUT appears whole or not at all.
 """
 
@@ -18,11 +18,11 @@ from thinwire.checkpoint.safetensors import parse_size, write_file, write_shards
 from thinwire.config.toml import CONFIG_FILE
 from thinwire.hf.card import write_card
 from thinwire.hf.checkpointed import Checkpointed, open_checkpoint
-from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, to_json
+from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, title_of, to_json
 from thinwire.hf.folders import new_folder, refuse_existing
 from thinwire.hf.links import copy_file
 from thinwire.hf.measure import measure_run
-from thinwire.hf.plain import pieces, why_no_llama
+from thinwire.hf.plain import pieces, why_not_plain
 from thinwire.hf.tokenizer import kept_description, kept_dtype, write_json, write_tokenizer
 from thinwire.run.saved import TOKENIZER_FILE, is_tokenizer_elsewhere
 
@@ -31,7 +31,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand:
-    """Write a run's checkpoint as a plain Hugging Face Llama folder, or say why it is none and write a folder of our own."""
+    """Write a run's checkpoint as a plain Hugging Face folder, or say why it is none and write a folder of our own."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder that `thinwire train` wrote."""
@@ -58,18 +58,19 @@ def export(command: ExportCommand) -> str:
     refuse_existing(command.out, "the folder")
     limit = parse_size(command.shard_size)
     source = open_checkpoint(command.run, command.step)
-    reason = why_no_llama(source.config)
+    reason = why_not_plain(source.config)
     if reason and command.dtype:
         raise ValueError(
-            f"--dtype {command.dtype} is for plain Llama folders, but {reason}; leave --dtype out for a folder of our own format"
+            f"--dtype {command.dtype} is for plain Hugging Face folders, but {reason}; leave --dtype out for a folder of our own format"
         )
     dtype = chosen_dtype(command, source)
     losses = measure_run(source.config, command.run, source.fill, step=source.step, plain=reason is None, sequences=command.sequences)
     with new_folder(command.out, "the folder") as folder:
-        hashes = write_own(folder, source) if reason else write_llama(folder, source, dtype, limit)
+        hashes = write_own(folder, source) if reason else write_plain(folder, source, dtype, limit)
         write_card(folder / "README.md", command.out.resolve().name, source, losses, reason or dtype)
         write_contents(folder, source, reason, hashes)
-    kind = "is a plain Hugging Face Llama folder" if reason is None else "is a thinwire folder and not a plain Llama"
+    title = title_of(source.config.model)
+    kind = f"is a plain Hugging Face {title} folder" if reason is None else f"is a thinwire folder and not a plain {title}"
     why = f": {reason}; `thinwire eval` and `thinwire generate` read it" if reason else f" in {dtype}".replace("torch.", "")
     lacking = f"\nnote: without a tokenizer: it is in the run folder of stage 0; copy {TOKENIZER_FILE} into {command.run} and export again"
     lacking = lacking if is_tokenizer_elsewhere(command.run) else ""
@@ -83,7 +84,7 @@ def chosen_dtype(command: ExportCommand, source: Checkpointed) -> torch.dtype:
     return kept_dtype(command.run) or source.dtype
 
 
-def write_llama(folder: Path, source: Checkpointed, dtype: torch.dtype, limit: int) -> dict[str, str]:
+def write_plain(folder: Path, source: Checkpointed, dtype: torch.dtype, limit: int) -> dict[str, str]:
     """Write weights, config and tokenizer files; return the sha256 of the weights."""
     model = source.config.model
     hashes = write_shards(folder, pieces(source, dtype), limit)
@@ -112,7 +113,7 @@ def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
 def write_contents(folder: Path, source: Checkpointed, reason: str | None, hashes: dict[str, str]) -> None:
     """Write down where the folder came from, and what every file in it must be."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    table = {"format": FORMAT, "thinwire": __version__, "kind": "run" if reason else "llama", "step": source.step}
+    table = {"format": FORMAT, "thinwire": __version__, "kind": "run" if reason else source.config.model.architecture, "step": source.step}
     table |= {"codec": asdict(source.config.codec), "stages": source.config.pipeline.stages}
     table["files"] = {name: hashes.get(name) or checkpoint.file_sha256(folder / name) for name in files}
     write_json(folder / CONTENTS, table)

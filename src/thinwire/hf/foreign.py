@@ -1,4 +1,4 @@
-"""A Hugging Face Llama folder, opened to be read tensor by tensor: every file, name, shape and number format is checked first.
+"""A Hugging Face folder, opened to be read tensor by tensor: every file, name, shape and number format is checked first.
 
 Nothing in it is believed and nothing is unpickled: weights are safetensors or refused unread.
 """
@@ -6,7 +6,6 @@ Nothing in it is believed and nothing is unpickled: weights are safetensors or r
 from __future__ import annotations
 
 import math
-from collections.abc import Set
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -19,13 +18,13 @@ from thinwire.checkpoint import file_sha256
 from thinwire.checkpoint.safetensors import CHUNK_BYTES, Stored, list_tensors
 from thinwire.config.sections import ModelConfig
 from thinwire.config.toml import CONFIG_FILE
-from thinwire.hf.description import CONFIG_JSON, CONTENTS, from_json, read_object
+from thinwire.hf.description import CONFIG_JSON, CONTENTS, form_of, from_json, read_object
 from thinwire.hf.links import has_file
-from thinwire.hf.names import PlainTensor, layout
 from thinwire.hf.tokenizer import KEPT
+from thinwire.model.huggingface import HuggingFace, PlainTensor
+from thinwire.model.names import EMBEDDING
 from thinwire.model.stage import Stage
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 AGAIN = "download or export the folder again"
@@ -39,6 +38,11 @@ class Foreign:
     model: ModelConfig
     tensors: dict[str, Stored]
 
+    @property
+    def form(self) -> HuggingFace:
+        """Return the Hugging Face form of the network's architecture."""
+        return form_of(self.model)
+
     def get(self, entry: PlainTensor) -> Tensor:
         """Read a tensor; a bias that the folder does not have is zero."""
         found = self.tensors.get(entry.theirs)
@@ -48,7 +52,7 @@ class Foreign:
     def fill(self, stage: Stage) -> None:
         """Copy the weights of an unconstrained stage into it, one tensor at a time."""
         state = stage.state_dict()
-        for entry in layout(self.model):
+        for entry in self.form.tensors(self.model):
             if entry.ours in state:
                 state[entry.ours].copy_(self.get(entry))
 
@@ -70,7 +74,7 @@ class Foreign:
 def open_foreign(folder: Path) -> Foreign:
     """Open a folder and check all of it: names, shapes, formats, that weights are numbers, and with `thinwire.json` the sha256."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; give the folder of a Hugging Face Llama model, with config.json and safetensors files")
+        raise ValueError(f"{folder} is not a folder; give the folder of a Hugging Face model, with config.json and safetensors files")
     if (folder / CONFIG_FILE).is_file() and not (folder / CONFIG_JSON).is_file():
         raise ValueError(f"{folder} is a thinwire folder, not a Hugging Face one; go on with: thinwire train --run {folder} --resume")
     for name in (*KEPT, CONTENTS, INDEX, WEIGHTS):
@@ -147,13 +151,12 @@ def check_tensors(foreign: Foreign) -> None:
             f"{foreign.folder} holds {len(foreign.tensors)} tensors, too few for num_hidden_layers {foreign.model.layers} of "
             f"{CONFIG_JSON}; {AGAIN}"
         )
-    expected = {entry.theirs: entry for entry in layout(foreign.model)}
+    expected = {entry.theirs: entry for entry in foreign.form.tensors(foreign.model)}
     description = read_object(foreign.folder / CONFIG_JSON)
-    absent = [part for part, word in (("self_attn", "attention_bias"), ("mlp", "mlp_bias")) if not description.get(word)]
     for name, entry in expected.items():
         found = foreign.tensors.get(name)
         if found is None:
-            if name.endswith(".bias") and name.split(".")[3] in absent:
+            if foreign.form.may_lack(name, description):
                 continue
             raise ValueError(f"{foreign.folder} lacks the tensor {name} of shape {entry.shape} that {CONFIG_JSON} calls for; {AGAIN}")
         if found.shape != entry.shape:
@@ -166,20 +169,21 @@ def check_tensors(foreign: Foreign) -> None:
             raise ValueError(
                 f"{found.path}: {name} is not zero, and our decoder has biases on its output matrices alone; choose a model without it"
             )
-    check_others(foreign, expected.keys())
+    check_others(foreign, expected)
 
 
-def check_others(foreign: Foreign, expected: Set[str]) -> None:
+def check_others(foreign: Foreign, expected: dict[str, PlainTensor]) -> None:
     """Let go of tensors that say nothing new, refuse those that are unknown, and all that hold something else than numbers."""
-    for name in [name for name in foreign.tensors if name.endswith("rotary_emb.inv_freq")]:
-        del foreign.tensors[name]  # written by old versions; it follows from rope_theta
-    head = foreign.tensors.pop(HEAD, None) if foreign.model.tied_head else None
-    for name in sorted(foreign.tensors.keys() - expected):
-        raise ValueError(f"{foreign.tensors[name].path} holds {name}, which a Llama with this {CONFIG_JSON} does not have; {AGAIN}")
+    for name in filter(foreign.form.is_derived, list(foreign.tensors)):
+        del foreign.tensors[name]
+    head = foreign.tensors.pop(foreign.form.head, None) if foreign.model.tied_head else None
+    for name in sorted(foreign.tensors.keys() - expected.keys()):
+        kind = foreign.form.title
+        raise ValueError(f"{foreign.tensors[name].path} holds {name}, which a {kind} with this {CONFIG_JSON} does not have; {AGAIN}")
     for tensor in foreign.tensors.values():
         refuse_not_finite(tensor)
     if head is not None:
-        refuse_other_head(head, foreign.tensors[EMBEDDING])
+        refuse_other_head(head, next(foreign.tensors[name] for name, entry in expected.items() if entry.ours == EMBEDDING))
 
 
 def refuse_not_finite(tensor: Stored) -> None:

@@ -29,7 +29,9 @@ def run_tasks(folder: Path, tasks: Sequence[str], limit: int | None, device: Dev
             model = Path(scratch) / "model"
             export(ExportCommand(run=folder, out=model, sequences=0))
             if not (model / "config.json").is_file():
-                raise ValueError(f"{folder} cannot be handed over: its network is no plain Llama, see `thinwire export {folder} OUT`")
+                raise ValueError(
+                    f"{folder} cannot be handed over: its network is no plain Hugging Face one, see `thinwire export {folder} OUT`"
+                )
         import lm_eval
 
         try:

@@ -1,4 +1,4 @@
-"""Start a run from a Hugging Face Llama folder: `thinwire import FOLDER --run runs/mine`, then `thinwire train --run runs/mine --resume`.
+"""Start a run from a Hugging Face folder: `thinwire import FOLDER --run runs/mine`, then `thinwire train --run runs/mine --resume`.
 
 The run stands at step 0 with the folder's weights and a fresh optimizer. Its [model] is the folder's, its codec `dense` unless one is
 named, everything else comes from --config and the words of `thinwire train`. Stages are made one at a time. The run folder appears whole
@@ -22,12 +22,12 @@ from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.config.toml import CONFIG_FILE, load_config, to_toml
 from thinwire.data.open import open_data
 from thinwire.hf.checkpointed import open_checkpoint
-from thinwire.hf.description import CONFIG_JSON, read_object, untaken
+from thinwire.hf.description import CONFIG_JSON, read_object
 from thinwire.hf.folders import new_folder, refuse_existing
 from thinwire.hf.foreign import Foreign, open_foreign
 from thinwire.hf.links import copy_file
 from thinwire.hf.measure import measure_losses
-from thinwire.hf.plain import lean_codec, plans_of, why_no_llama
+from thinwire.hf.plain import lean_codec, plans_of, why_not_plain
 from thinwire.hf.project import Projection
 from thinwire.hf.tokenizer import keep
 from thinwire.model.cut import constrained_layers
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     own = argparse.ArgumentParser(
         prog="thinwire import",
         allow_abbrev=False,
-        description="Start a run from a Hugging Face Llama folder. All the words of `thinwire train` can follow; --model.context N trains "
+        description="Start a run from a Hugging Face folder. All the words of `thinwire train` can follow; --model.context N trains "
         "on shorter sequences than the folder's max_position_embeddings.",
     )
     own.add_argument("folder", type=Path, help="folder with config.json, safetensors files and tokenizer.json")
@@ -78,7 +78,7 @@ def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = 
     foreign = open_foreign(folder)
     config = imported_settings(foreign, run, words)
     fill, said = chosen_fill(foreign, config, project)
-    said = [*untaken(read_object(folder / CONFIG_JSON)), *said]
+    said = [*foreign.form.notes(read_object(folder / CONFIG_JSON)), *said]
     # The copy in the run folder is not there yet.
     here = replace(config.data, tokenizer=str(folder / TOKENIZER_FILE)) if (folder / TOKENIZER_FILE).is_file() else config.data
     data = open_data(here, config.model, config.seed)
@@ -132,7 +132,7 @@ def refuse_other_model(foreign: Foreign, model: ModelConfig) -> None:
 def chosen_fill(foreign: Foreign, config: RunConfig, project: bool) -> tuple[Callable[[Stage], None], list[str]]:
     """Return how stages get their weights, and what to say of it; refuse codecs that would make another network of the model."""
     codec, name = lean_codec(config), config.codec.name
-    reason = why_no_llama(config)
+    reason = why_not_plain(config)
     if reason:
         raise ValueError(
             f"{foreign.folder} cannot be imported for the codec {name!r}: {reason}; choose another, such as --codec.name dense"

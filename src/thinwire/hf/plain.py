@@ -1,6 +1,6 @@
-"""A run's network as a plain Llama: whether it is one, and its weights (method, section 4: export).
+"""A run's network as a plain Hugging Face one: whether it is one, and its weights (method, section 4: export).
 
-    Wo = U Zo      W2 = U Z2      embedding = fixed[t] + U e_t      everything else as it is
+    W = U Z for all that writes into the stream      embedding = fixed[t] + U e_t      everything else as it is
 
 Whether a codec changes the network is asked of the codec that was built, not of its name.
 """
@@ -16,10 +16,13 @@ from torch import Tensor
 from thinwire.checkpoint.fitting import shape_and_format
 from thinwire.checkpoint.safetensors import Piece, Stored
 from thinwire.codecs.base import Codec
-from thinwire.config.sections import RunConfig
+from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.hf.checkpointed import Checkpointed
-from thinwire.hf.names import PlainTensor, layout
+from thinwire.hf.description import form_of
+from thinwire.model.architecture import find_architecture
 from thinwire.model.cut import StagePlan, constrained_layers, cut_layers
+from thinwire.model.huggingface import PlainTensor
+from thinwire.model.names import EMBEDDING
 from thinwire.model.stream import Stream
 from thinwire.model.subspace.stream import SubspaceStream
 from thinwire.pipeline.inprocess import build_codec
@@ -38,10 +41,13 @@ def lean_codec(config: RunConfig) -> Codec:
     return build_codec(config)
 
 
-def why_no_llama(config: RunConfig) -> str | None:
-    """Say why no plain Llama computes what this network does, or return None if one does."""
-    if config.model.branch_norm_gains:
-        return "model.branch_norm_gains puts a norm with gains behind each branch, which Llama does not have"
+def why_not_plain(config: RunConfig) -> str | None:
+    """Say why no plain Hugging Face model computes what this network does, or return None if one does."""
+    form = find_architecture(config.model.architecture).huggingface
+    if form is None:
+        return f"the architecture {config.model.architecture!r} declares no Hugging Face form"
+    if reason := form.why_not(config.model):
+        return reason
     codec, plans, name = lean_codec(config), plans_of(config), config.codec.name
     stream = codec.stream(plans[0])
     if type(stream) not in (Stream, SubspaceStream):
@@ -69,11 +75,20 @@ def pieces(source: Checkpointed, dtype: torch.dtype) -> list[Piece]:
     stream = codec.stream(plans[0])
     if isinstance(stream, SubspaceStream):
         stream.adopt(stored(source, tensors, "stream.basis_DK", tuple(stream.basis_DK.shape)).whole())
+    axes = bound_axes(config.model, constrained) if isinstance(stream, SubspaceStream) else {}
     made = []
-    for entry in layout(config.model):
-        bound = isinstance(stream, SubspaceStream) and entry.writes and (entry.layer is None or entry.layer < constrained)
-        made.append(Widened(source, tensors, entry, stream).piece(dtype) if bound else as_it_is(source, tensors, entry, dtype))
+    for entry in form_of(config.model).tensors(config.model):
+        axis = axes.get(entry.ours or "")
+        if axis is None:
+            made.append(as_it_is(source, tensors, entry, dtype))
+        else:
+            made.append(Widened(source, tensors, entry, stream, axis).piece(dtype))
     return made
+
+
+def bound_axes(model: ModelConfig, constrained: int) -> dict[str, int]:
+    """Name what is held in coordinates where so many layers are constrained, with the axis that is as wide as the stream."""
+    return {EMBEDDING: 1} | find_architecture(model.architecture).stream_axes(model, range(constrained))
 
 
 def stored(source: Checkpointed, tensors: dict[str, Stored], name: str, shape: tuple[int, ...]) -> Stored:
@@ -92,16 +107,16 @@ def as_it_is(source: Checkpointed, tensors: dict[str, Stored], entry: PlainTenso
 
 
 class Widened:
-    """Make D-wide rows from coordinates: U Z, or fixed[t] + U e_t for the embedding."""
+    """Make D-wide rows or columns from coordinates: U Z, Z U^T, or fixed[t] + U e_t for the embedding."""
 
-    def __init__(self, source: Checkpointed, tensors: dict[str, Stored], entry: PlainTensor, stream: Stream) -> None:
+    def __init__(self, source: Checkpointed, tensors: dict[str, Stored], entry: PlainTensor, stream: Stream, axis: int) -> None:
         assert isinstance(stream, SubspaceStream) and entry.ours is not None
         self.entry, self.stream = entry, stream
         self.basis_DK = stream.basis_DK.double()
-        rank, embeds = self.basis_DK.shape[1], entry.layer is None
-        shape = (entry.shape[0], rank) if embeds else (rank, entry.shape[1])
+        rank = self.basis_DK.shape[1]
+        shape = (entry.shape[0], rank) if axis == 1 else (rank, entry.shape[1])
         self.coordinates = stored(source, tensors, entry.ours, shape)
-        self.rows = self.embedding if embeds else self.matrix
+        self.rows = self.embedding if entry.ours == EMBEDDING else self.columns if axis == 1 else self.matrix
 
     def piece(self, dtype: torch.dtype) -> Piece:
         return Piece(self.entry.theirs, self.entry.shape, dtype, self.rows)
@@ -110,7 +125,10 @@ class Widened:
         """Return rows of U Z."""
         return self.basis_DK[start:stop] @ self.coordinates.whole().double()
 
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Return rows of Z U^T."""
+        return self.coordinates.rows(start, stop).double() @ self.basis_DK.T
+
     def embedding(self, start: int, stop: int) -> Tensor:
         """Return rows of fixed + E U^T."""
-        rows_ND = self.coordinates.rows(start, stop).double() @ self.basis_DK.T
-        return self.stream.fixed.add_to(rows_ND, torch.arange(start, stop))
+        return self.stream.fixed.add_to(self.columns(start, stop), torch.arange(start, stop))

@@ -148,7 +148,7 @@ def limit(
 ) -> StageMemory:
     """Let a stage follow a plan, with at most so many microbatches in flight."""
     assert config.memory.budget is not None and in_flight <= plan.in_flight
-    budget, device, planned = read_size(config.memory.budget), stage.cosine_TS.device, profile.under(plan)
+    budget, device, planned = read_size(config.memory.budget), stage.device, profile.under(plan)
     activations = slow_bytes(planned.blocks, plan.choices, in_flight)
     size = activations + sum(map(aligned, worth_moving(optimizer.state_sizes() if plan.optimizer_out else [])))
     folder = slow_folder(config, run)

@@ -67,7 +67,7 @@ class BlockProfiler(Runner):
         self.stage = stage
         self.found: list[Measured] = []
         self.ends = SavedTensors(-1, frozenset(), lambda size: None)
-        self.device = stage.cosine_TS.device
+        self.device = stage.device
 
     @contextmanager
     def microbatch(self, step: int, received: Sequence[Tensor]) -> Iterator[None]:
@@ -129,7 +129,7 @@ def profile_stage(config: RunConfig, index: int, device: torch.device, folder: P
 def measure_stage(stage: Stage, codec: Codec, config: RunConfig, folder: Path) -> Profile:
     """Measure a stage and the slow memory of its run, as they are when it is trained."""
     return_freed_memory()  # first, for what is measured is to be what is run
-    return make_profile(stage, codec, config, measure_bandwidth(stage.cosine_TS.device, slow_folder(config, folder)))
+    return make_profile(stage, codec, config, measure_bandwidth(stage.device, slow_folder(config, folder)))
 
 
 def make_profile(stage: Stage, codec: Codec, config: RunConfig, bandwidth: Bandwidth) -> Profile:

@@ -7,7 +7,6 @@ import hashlib
 import torch
 from torch import Tensor
 
-EMBEDDING = "embedding.weight"
 EMBEDDING_STD = 1.0
 """Unit size, so that a token's own features outweigh what the first branches write."""
 

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.config.sections import ModelConfig
+from thinwire.model.architecture import find_architecture
+from thinwire.model.block import Dropout, KVCache, Pass
 from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.ends import Context, Measuring, Shared, StageCodec
 from thinwire.model.initial import EMBEDDING_STD, draw_normal
-from thinwire.model.llama.block import Dropout, KVCache, LlamaBlock, Pass, RMSNorm, rotary_tables
+from thinwire.model.names import EMBEDDING, HEAD, split_block_name
 from thinwire.model.stream import Stream
 from thinwire.util.noise import key
 
@@ -61,12 +63,11 @@ class Stage(nn.Module):
     """Run the plan's layers; the first stage embeds, the last one computes the loss."""
 
     stream: Stream
-    cosine_TS: Tensor
-    sine_TS: Tensor
 
     def __init__(self, model: ModelConfig, plan: StagePlan, codec: StageCodec, constrained: int, seed: int) -> None:
         super().__init__()
         self.model, self.plan, self.seed, self.constrained = model, plan, seed, constrained
+        self.architecture = find_architecture(model.architecture)
         self.runner = PLAIN
         self.stream = codec.stream(plan)
         if plan.first:
@@ -75,9 +76,9 @@ class Stage(nn.Module):
         for layer in plan.layers:
             width = codec.width if layer < constrained else model.width
             before_exit = layer == plan.layers.stop - 1 and not plan.last
-            self.layers[str(layer)] = LlamaBlock(model, layer, width, codec.sent_width if before_exit else width)
+            self.layers[str(layer)] = self.architecture.block(model, layer, width, codec.sent_width if before_exit else width)
         if plan.last:
-            self.norm = RMSNorm(model.width, model.norm_eps)
+            self.norm = self.architecture.norm(model)
             self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
         with torch.random.fork_rng(devices=[]):  # what ends draw at the start depends on the seed and their place alone
             torch.manual_seed(key(seed, plan.layers.start))
@@ -86,38 +87,57 @@ class Stage(nn.Module):
         self.entries = nn.ModuleDict({str(plan.layers.start): entry} if entry else {})
         self.exits = nn.ModuleDict({str(plan.layers.stop): exit} if exit else {})
         self.to(codec.compute)
-        cosine_TS, sine_TS = rotary_tables(model, range(model.context))
-        self.register_buffer("cosine_TS", cosine_TS.to(codec.compute), persistent=False)
-        self.register_buffer("sine_TS", sine_TS.to(codec.compute), persistent=False)
+        tables = self.architecture.tables(model, range(model.context))
+        self.table_names = [f"table_{index}" for index in range(len(tables))]
+        for name, table in zip(self.table_names, tables, strict=True):
+            self.register_buffer(name, table.to(codec.compute), persistent=False)
+        self.matrices = {
+            name for name, each in self.named_parameters() if each.dim() == 2 and (name == HEAD or split_block_name(name) is not None)
+        }
+        """Names of the matrices of blocks and head."""
         self.axes = self._coordinate_axes()
+        """Names of the parameters that hold subspace coordinates, with the axis (K) along which they do."""
         for name, parameter in self.named_parameters():
             self._initialise(name, parameter)
         if model.tied_head and plan.first and plan.last:
             self.head = TiedHead(self.embedding.weight)
 
+    @property
+    def device(self) -> torch.device:
+        """Return where the stage computes."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the number format of its weights, and of its loss and logits."""
+        return next(self.parameters()).dtype
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """Return what the architecture's blocks know of the positions of a training sequence."""
+        return tuple(self.get_buffer(name) for name in self.table_names)
+
     def _coordinate_axes(self) -> dict[str, int]:
-        """Name the parameters that hold subspace coordinates and the axis (K) along which they do."""
+        """Ask the architecture which parameters write into the stream where that is held in coordinates; the embedding does too."""
         if self.stream.basis() is None:
             return {}
-        axes = {"embedding.weight": 1} if self.plan.first else {}
-        for layer in self.plan.layers:
-            if layer < self.constrained:
-                axes |= {f"layers.{layer}.attention.output.weight": 0, f"layers.{layer}.ffn.down.weight": 0}
-        return axes
+        layers = range(self.plan.layers.start, min(self.plan.layers.stop, self.constrained))
+        return ({EMBEDDING: 1} if self.plan.first else {}) | self.architecture.stream_axes(self.model, layers)
 
     def _initialise(self, name: str, parameter: nn.Parameter) -> None:
         """Draw a matrix from (seed, name), so that every cut starts from the same weights."""
-        if not (name.startswith(("embedding", "layers", "head")) and parameter.dim() == 2):
+        if name != EMBEDDING and name not in self.matrices:
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             return
-        axis = self.axes.get(name)
-        if name.startswith("embedding"):
+        axis, inner = self.axes.get(name), split_block_name(name)
+        written = self.architecture.writers(self.model).get(inner[1]) if inner else None
+        if name == EMBEDDING:
             # Unit size, so that a token's own features outweigh the first branches; in coordinates `fixed` plays that part.
             std = EMBEDDING_STD if axis is None else 0.02
         else:
-            std = parameter.shape[1] ** -0.5
-        if name.endswith(("output.weight", "down.weight")):
+            std = parameter.shape[0 if written == 1 else 1] ** -0.5
+        if written is not None:
             std /= math.sqrt(2 * self.model.layers)
         if axis is not None:
             # U has orthonormal columns: this makes U Z write as much into the stream as an unconstrained matrix would.
@@ -129,16 +149,15 @@ class Stage(nn.Module):
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
         runner = self.runner if torch.is_grad_enabled() else PLAIN
         with runner.microbatch(context.step, (ids_BT1, *payload)):
-            tables = self.cosine_TS, self.sine_TS
-            return self._through(ids_BT1[:, :-1], payload, context, *tables, runner=runner, targets_BT=ids_BT1[:, 1:])
+            return self._through(ids_BT1[:, :-1], payload, context, self.tables, runner=runner, targets_BT=ids_BT1[:, 1:])
 
     @torch.no_grad()
-    def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, memory: KVCache, count: int) -> tuple[Tensor, ...]:
-        """Read tokens that follow those in memory, `count` of them real and the rest padding; return the payload, or (logits,)."""
-        positions = range(memory.length, memory.length + ids_BT.shape[1])
-        cosine_TS, sine_TS = (table.to(self.cosine_TS) for table in rotary_tables(self.model, positions))
-        output = self._through(ids_BT, payload, replace(context, before_BT=memory.ids_BT), cosine_TS, sine_TS, memory)
-        memory.read(ids_BT[:, :count])
+    def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, cache: KVCache, count: int) -> tuple[Tensor, ...]:
+        """Read tokens that follow those in the cache, `count` of them real and the rest padding; return the payload, or (logits,)."""
+        positions = range(cache.length, cache.length + ids_BT.shape[1])
+        tables = tuple(table.to(self.device, self.dtype) for table in self.architecture.tables(self.model, positions))
+        output = self._through(ids_BT, payload, replace(context, before_BT=cache.ids_BT), tables, cache)
+        cache.read(ids_BT[:, :count])
         return output
 
     def _through(
@@ -146,9 +165,8 @@ class Stage(nn.Module):
         ids_BT: Tensor,
         payload: tuple[Tensor, ...],
         context: Context,
-        cosine_TS: Tensor,
-        sine_TS: Tensor,
-        memory: KVCache | None = None,
+        tables: tuple[Tensor, ...],
+        cache: KVCache | None = None,
         runner: Runner = PLAIN,
         targets_BT: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
@@ -160,7 +178,7 @@ class Stage(nn.Module):
         else:
             stream = self._end(self.entries)(payload, ids_BT, context)
         dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
-        each = Pass(cosine_TS, sine_TS, dropout, memory)
+        each = Pass(tables, dropout, cache)
         for layer in self.plan.layers:
             stream = runner.run(partial(self._layer, layer, static, each), stream)
         if self.plan.last:
@@ -181,7 +199,7 @@ class Stage(nn.Module):
         """Return the logits, or their mean loss where targets are given."""
         if self.constrained == self.model.layers:
             stream = self.stream.open(stream, static())
-        logits = self.head(self.norm(stream)).to(self.cosine_TS.dtype)
+        logits = self.head(self.norm(stream)).to(self.dtype)
         return logits if targets_BT is None else functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
     def owned(self) -> list[Shared]:

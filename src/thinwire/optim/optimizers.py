@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.config.sections import TrainConfig
+from thinwire.model.names import HEAD
 from thinwire.model.stage import Stage
 from thinwire.model.subspace.drift import carry_over
 
@@ -83,11 +84,11 @@ class StageOptimizer:
         betas = (train.beta1, train.beta2)
         shared, matrices, plain = [], [], []
         for name, parameter in self.named.items():
-            decay = train.weight_decay if parameter.dim() == 2 and name.startswith(("layers", "head")) else 0.0
+            decay = train.weight_decay if name in stage.matrices else 0.0
             group = {"params": [parameter], "weight_decay": decay}
             if train.optimizer == "shared" and name in self.axes:
                 shared.append(group | {"axis": self.axes[name]})
-            elif train.optimizer == "muon" and name.startswith("layers") and parameter.dim() == 2:
+            elif train.optimizer == "muon" and name in stage.matrices and name != HEAD:
                 matrices.append(group)
             else:
                 plain.append(group)

@@ -17,8 +17,8 @@ from thinwire.config.sections import Dtype
 from thinwire.link.contract import Contract, Flow, Phase
 from thinwire.link.frame import Kind
 from thinwire.link.link import Link
+from thinwire.model.block import KVCache
 from thinwire.model.ends import Context
-from thinwire.model.llama.block import KVCache
 from thinwire.model.stage import Stage
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port, form
 from thinwire.pipeline.boundary import Slot, ids_spec
@@ -59,9 +59,9 @@ class Reader:
 
     def __init__(self, stage: Stage, step: int, dtype: Dtype) -> None:
         self.stage, self.step = stage, step
-        self.device = stage.cosine_TS.device
+        self.device = stage.device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
-        self.memory = KVCache()
+        self.cache = KVCache()
 
     def read(self, ids: Sequence[int], payload: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
         """Read tokens, `count` of them real; return the payload to send, or (the logits behind the last real one,)."""
@@ -73,7 +73,7 @@ class Reader:
         ids_BT = torch.tensor([ids], dtype=torch.int64, device=self.device)
         context = Context(self.step, torch.zeros(1, dtype=torch.int64, device=self.device), training=False)
         with self.autocast:
-            output = self.stage.read(ids_BT, tuple(tensor.to(self.device) for tensor in payload), context, self.memory, count)
+            output = self.stage.read(ids_BT, tuple(tensor.to(self.device) for tensor in payload), context, self.cache, count)
         return (output[0][0, count - 1],) if self.stage.plan.last else output
 
 

@@ -26,7 +26,7 @@ class Engine:
         self.stage, self.codec, self.group = stage, codec, group
         self.microbatch, self.microbatches = microbatch, microbatches
         self.module = EngineModule(stage, dtype)
-        self.device = stage.cosine_TS.device
+        self.device = stage.device
         self.batch = microbatch * microbatches
 
     def rebuild(self, schedule: ScheduleName, in_flight: Sequence[int]) -> None:

@@ -61,7 +61,7 @@ class Pipeline:
         self.microbatch = microbatch
         self.boundaries = [Boundary(codec.at(stage.plan.layers.start), microbatch, time) for stage in stages[1:]]
         self.traffic = self.waits = self.seen = Traffic([boundary.meter for boundary in self.boundaries])
-        self.device = next(stages[0].parameters()).device
+        self.device = stages[0].device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
         self.in_flight = [1] * len(stages)
         self.copies: Copies | None = None

@@ -23,7 +23,7 @@ class EngineModule(nn.Module):
         self.stage = stage
         self.step = 0
         self.learning = True
-        self.autocast = torch.autocast(stage.cosine_TS.device.type, torch.bfloat16, enabled=dtype == "bf16")
+        self.autocast = torch.autocast(stage.device.type, torch.bfloat16, enabled=dtype == "bf16")
 
     def forward(self, ids_BT1: Tensor, *payload: Tensor, samples_B: Tensor) -> Tensor | tuple[Tensor, ...]:
         context = Context(self.step, samples_B, self.learning)
@@ -48,7 +48,7 @@ class StaticStage(PipelineStage):
 
 def example_inputs(module: EngineModule, codec: Codec, batch: int) -> tuple[Tensor, ...]:
     """Return tensors of the form a stage receives: ids, and behind the first stage a payload."""
-    plan, model, device = module.stage.plan, module.stage.model, module.stage.cosine_TS.device
+    plan, model, device = module.stage.plan, module.stage.model, module.stage.device
     ids = torch.zeros(batch, model.context + 1, dtype=IDS_DTYPE, device=device)
     return (ids,) if plan.first else (ids, *example_payload(codec.at(plan.layers.start), batch, device))
 
@@ -60,8 +60,8 @@ def example_payload(codec: Codec, batch: int, device: torch.device) -> tuple[Ten
 
 def static_stage(module: EngineModule, codec: Codec, batch: int, group: ProcessGroup) -> StaticStage:
     """Wrap a stage with the forms of its inputs and outputs for microbatches of `batch` sequences."""
-    plan, device = module.stage.plan, module.stage.cosine_TS.device
+    plan, device = module.stage.plan, module.stage.device
     inputs = example_inputs(module, codec, batch)
-    loss = torch.zeros((), dtype=module.stage.cosine_TS.dtype, device=device, requires_grad=True)
+    loss = torch.zeros((), dtype=module.stage.dtype, device=device, requires_grad=True)
     outputs = loss if plan.last else (inputs[0], *example_payload(codec.at(plan.layers.stop), batch, device))
     return StaticStage(module, plan.index, plan.count, device, input_args=inputs, output_args=outputs, group=group)

@@ -308,8 +308,7 @@ class WorkerPipeline:
 
 def largest_part(model: ModelConfig, stage: Stage) -> int:
     """Return more bytes than any stage's part of a checkpoint has: all layers, and ends like this one's, with their state."""
-    layers = model.layers * (4 * model.width**2 + 3 * model.width * model.ffn + 4 * model.width)
-    numbers = layers + 2 * model.vocabulary * model.width + sum(parameter.numel() for parameter in stage.parameters())
+    numbers = stage.architecture.count(model, model.layers) + sum(parameter.numel() for parameter in stage.parameters())
     return 64 * numbers + PROBE_BYTES
 
 

@@ -1,7 +1,7 @@
 """ist: each replica trains a subnet of its own for some steps, then all put their parts back together (systems, section 5).
 
-A round of J steps deals the FFN neurons (rows of gate and up, columns of down) and the key/value heads with their query heads (rows of
-query, key and value, columns of output) of every layer out at random, by seed, round and layer, as many to each replica as `shares` says.
+A round of J steps deals the units that the architecture declares (of Llama the FFN neurons and the key/value heads with their query
+heads) of every layer out at random, by seed, round and layer, as many to each replica as `shares` says.
 Other replicas' parts are set to zero, with their moments. That is the smaller network exactly: a neuron whose rows and column are zero
 writes silu(0) 0 = 0, a head without values writes 0, and each of their gradients has one of those zeros as a factor, so it stays away.
 At the round's end every part is copied back from its owner, which is all that is sent of it, and what all replicas train (norms,
@@ -21,7 +21,6 @@ seeds): unscaled 2.597 and 2.629, times 2 2.568 and 2.577, times 4 2.563 and 2.5
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,8 @@ from torch import Tensor
 
 from thinwire.bits.packing import Raw
 from thinwire.config.sections import ModelConfig, RunConfig
+from thinwire.model.architecture import find_architecture
+from thinwire.model.names import split_block_name
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, refuse_gaps
 from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
@@ -37,7 +38,6 @@ from thinwire.util.noise import key
 
 Cut = Mapping[int, Sequence[Tensor]]
 """For each axis of a tensor that is dealt out, the indices of every replica."""
-PARTED = re.compile(r"layers\.(\d+)\.(attention|ffn)\.(query|key|value|output|gate|up|down)\.weight")
 PARTITION = "partition"
 
 
@@ -82,24 +82,36 @@ def keep_block(tensor: Tensor, cut: Cut, replica: int) -> None:
     put_block(tensor.zero_(), cut, replica, block)
 
 
-def gain(tensor: Tensor, cut: Cut, replica: int) -> float:
-    """Return what makes up for the columns that a replica does not have, as a power of two; rows need nothing."""
-    return 2.0 ** round(math.log2(tensor.shape[1] / len(cut[1][replica]))) if 1 in cut else 1.0
+def gain(units: int, own: int) -> float:
+    """Return what makes up for the units that a replica does not have, as a power of two."""
+    return 2.0 ** round(math.log2(units / own))
 
 
 def partition(named: Named, model: ModelConfig, shares: Sequence[int], seed: int, turn: int) -> dict[str, Cut]:
-    """Deal the neurons and heads of a round out; parameters that are not named belong to everyone."""
+    """Deal the units of a round out; parameters that are not named belong to everyone."""
+    kinds = find_architecture(model.architecture).units(model)
     cuts: dict[str, Cut] = {}
     for name, tensor in named.items():
-        found = PARTED.fullmatch(name)
-        units = {"attention": model.kv_heads, "ffn": model.ffn}[found[2]] if found else 0
-        if found is None or units < len(shares):
-            continue
-        axis = int(found[3] in ("output", "down"))
-        size = tensor.shape[axis] // units
-        dealt = deal(units, shares, seed, turn, int(found[1]), int(found[2] == "ffn"))
-        cuts[name] = {axis: [(part[:, None] * size + torch.arange(size)).flatten() for part in dealt]}
+        layer, inner = split_block_name(name) or (0, "")
+        for number, units in enumerate(kinds):
+            if inner in units.axes and units.count >= len(shares):
+                axis = units.axes[inner]
+                size = tensor.shape[axis] // units.count
+                dealt = deal(units.count, shares, seed, turn, layer, number)
+                cuts[name] = {axis: [(part[:, None] * size + torch.arange(size)).flatten() for part in dealt]}
     return cuts
+
+
+def writing_gains(cuts: Mapping[str, Cut], model: ModelConfig, replica: int) -> dict[str, float]:
+    """Return the gain of each parameter that is dealt out and writes into the stream; what only reads it needs none."""
+    writers = find_architecture(model.architecture).writers(model)
+    gains = {}
+    for name, cut in cuts.items():
+        layer_and_inner = split_block_name(name)
+        if layer_and_inner is not None and layer_and_inner[1] in writers:
+            ((_, owned),) = cut.items()
+            gains[name] = gain(sum(map(len, owned)), len(owned[replica]))
+    return gains
 
 
 def read_shares(text: str, count: int) -> list[int]:
@@ -128,6 +140,11 @@ class SubnetOptions(ExchangeOptions):
         if self.steps < 1:
             raise ValueError(f"ist's steps is {self.steps}; choose at least 1, such as ist:steps=20")
         read_shares(self.shares, config.replicas.count)
+        if not find_architecture(config.model.architecture).units(config.model):
+            raise ValueError(
+                f"the exchange ist deals out heads and neurons, and the architecture {config.model.architecture!r} declares no units; "
+                "choose another exchange, such as allreduce"
+            )
 
 
 class IndependentSubnets(Exchange):
@@ -147,16 +164,17 @@ class IndependentSubnets(Exchange):
         dealt = place == 0 or bool(self.state[PARTITION].any())
         cuts = partition(named, self.config.model, self._shares, self.config.seed, turn) if dealt else {}
         parts = [(named[name], cut) for name, cut in cuts.items()]
+        gains = writing_gains(cuts, self.config.model, self.peers.index)
         moments = parted_moments(named, cuts, optimizer)
         if place == 0:
             for tensor, cut in parts + moments:
                 keep_block(tensor, cut, self.peers.index)
-            for tensor, cut in parts:
-                tensor.mul_(gain(tensor, cut, self.peers.index))
+            for name, factor in gains.items():
+                named[name].mul_(factor)
             self.propose(PARTITION, self._about)
         if self.talks_after(step):
-            for tensor, cut in parts:
-                tensor.div_(gain(tensor, cut, self.peers.index))
+            for name, factor in gains.items():
+                named[name].div_(factor)
             self._merge(parts + (moments if self.options.moments else []))
             shared = [tensor for name, tensor in named.items() if name not in cuts]
             average(self.peers, shared)

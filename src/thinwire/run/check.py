@@ -11,9 +11,10 @@ from operator import attrgetter
 
 from thinwire.config.profiles import find_profile
 from thinwire.config.sections import ModelConfig, RunConfig
+from thinwire.model.architecture import find_architecture
 from thinwire.model.cut import constrained_layers, cut_layers
 from thinwire.replicas.graph import make_graph
-from thinwire.util.sizes import read_size
+from thinwire.util.sizes import near_divisors, read_size
 
 LARGEST_SEED = 2**63 - 1
 LARGEST: tuple[tuple[int, str], ...] = (
@@ -88,7 +89,7 @@ def check_sizes(config: RunConfig) -> None:
             if value is not None and value > largest:
                 raise ValueError(f"{word} is {value:,}; set --{word} to at most {largest:,}")
     model, tokens = config.model, config.train.batch * config.model.context
-    if (weights := count_weights(model, model.layers)) > LARGEST_MODEL:
+    if (weights := find_architecture(model.architecture).count(model, model.layers)) > LARGEST_MODEL:
         raise ValueError(
             f"model.width {model.width:,}, model.ffn {model.ffn:,} and model.layers {model.layers:,} make {weights:,} weights; "
             f"choose sizes that make at most {LARGEST_MODEL:,}"
@@ -100,26 +101,9 @@ def check_sizes(config: RunConfig) -> None:
         )
 
 
-def count_weights(model: ModelConfig, layers: int) -> int:
-    """Count the weights of so many layers, with embedding and head; a codec may need fewer."""
-    return layers * (2 * model.width**2 + 2 * model.width**2 * model.kv_heads // model.heads + 3 * model.width * model.ffn) + (
-        2 * model.vocabulary * model.width
-    )
-
-
 def check_model(model: ModelConfig) -> None:
     """Refuse a model whose parts do not fit each other."""
-    if model.width % model.heads:
-        choice = near_divisors(model.width, model.heads)
-        raise ValueError(f"model.heads is {model.heads}, which does not divide model.width {model.width}; choose {choice}")
-    if model.head_size % 2:
-        raise ValueError(
-            f"the head size model.width / model.heads = {model.width} / {model.heads} = {model.head_size} is odd; rotary positions turn "
-            "pairs: choose widths and heads that give an even one"
-        )
-    if model.heads % model.kv_heads:
-        choice = near_divisors(model.heads, model.kv_heads)
-        raise ValueError(f"model.kv_heads is {model.kv_heads}, which does not divide model.heads {model.heads}; choose {choice}")
+    find_architecture(model.architecture).check(model)
     if model.free_layers is not None and model.free_layers > model.layers:
         raise ValueError(f"model.free_layers is {model.free_layers}, the model has {model.layers} layers; choose 0 to {model.layers}")
 
@@ -173,11 +157,3 @@ def check_replicas(config: RunConfig) -> None:
 
     _, options = read_exchange(config.replicas.exchange)
     options.check(config)
-
-
-def near_divisors(number: int, wanted: int) -> str:
-    """Name the divisors of a number just below and above the wanted one."""
-    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    below = [divisor for divisor in divisors if divisor < wanted]
-    above = [divisor for divisor in divisors if divisor > wanted]
-    return " or ".join(str(divisor) for divisor in below[-1:] + above[:1])

@@ -6,13 +6,14 @@ import errno
 import os
 import tempfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from thinwire.config.sections import RunConfig
 from thinwire.data.open import check_source
 from thinwire.data.tokenize import check_fits, load_tokenizer
+from thinwire.model.architecture import find_architecture
 from thinwire.model.cut import cut_layers
-from thinwire.run.check import count_weights
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WEIGHT_BYTES = 2
@@ -49,8 +50,9 @@ def check_memory(config: RunConfig, stages: int | None) -> None:
         return
     model, ranges = config.model, cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     layers = min(map(len, ranges))
-    whole = count_weights(model, model.layers)
-    here = whole * config.replicas.count if stages is None else stages * (count_weights(model, layers) - count_weights(model, 0))
+    count = partial(find_architecture(model.architecture).count, model)
+    whole = count(model.layers)
+    here = whole * config.replicas.count if stages is None else stages * (count(layers) - count(0))
     if WEIGHT_BYTES * here > memory:
         raise ValueError(
             f"the model has {whole:,} weights: what is here of them takes more than {WEIGHT_BYTES * here / 1e9:,.0f} GB, this machine has "

@@ -30,3 +30,11 @@ def write_size(size: float, up: bool = False) -> str:
     if up:
         value = math.ceil(value * 10**digits) / 10**digits
     return f"{value:.{digits}f} {unit}"
+
+
+def near_divisors(number: int, wanted: int) -> str:
+    """Name the divisors of a number just below and above the wanted one."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    below = [divisor for divisor in divisors if divisor < wanted]
+    above = [divisor for divisor in divisors if divisor > wanted]
+    return " or ".join(str(divisor) for divisor in below[-1:] + above[:1])

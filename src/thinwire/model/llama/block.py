@@ -7,64 +7,14 @@ A block reads the stream through a function it is given and writes `width` chann
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.config.sections import ModelConfig
-from thinwire.util.noise import BRANCH, OUTPUT, sample_keys, uniform
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What every block of a stage is given for one microbatch."""
-
-    cosine_TS: Tensor
-    sine_TS: Tensor
-    dropout: Callable[[Tensor, float, int, int], Tensor]
-    memory: KVCache | None = None
-    """What was read before, when text is written token by token; none in training, where a sequence is read as a whole."""
-
-
-class KVCache:
-    """Keys and values of the tokens a stage has read, by layer, and the tokens' ids. Of one sequence, or several of equal length."""
-
-    def __init__(self) -> None:
-        self.ids_BT = torch.empty(1, 0, dtype=torch.int64)
-        self.heads: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def length(self) -> int:
-        """Return how many tokens have been read."""
-        return self.ids_BT.shape[1]
-
-    def extend(self, layer: int, key_BNTS: Tensor, value_BNTS: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the next tokens' keys and values of a layer; return all there are."""
-        if layer in self.heads:
-            before = self.heads[layer]
-            key_BNTS, value_BNTS = torch.cat((before[0], key_BNTS), dim=2), torch.cat((before[1], value_BNTS), dim=2)
-        self.heads[layer] = key_BNTS, value_BNTS
-        return key_BNTS, value_BNTS
-
-    def read(self, ids_BT: Tensor) -> None:
-        """Remember the ids whose keys and values are there; what was added behind them, to fill up a chunk, is forgotten."""
-        self.ids_BT = torch.cat((self.ids_BT.to(ids_BT.device).expand(len(ids_BT), -1), ids_BT), dim=1)
-        self.heads = {layer: (key[:, :, : self.length], value[:, :, : self.length]) for layer, (key, value) in self.heads.items()}
-
-
-class Dropout:
-    """Dropout drawn from (seed, step, sample, layer): the same numbers whatever the cut or the microbatches."""
-
-    def __init__(self, seed: int, step: int, samples_B: Tensor, training: bool) -> None:
-        self.seed, self.step, self.samples_B, self.training = seed, step, samples_B, training
-
-    def __call__(self, values: Tensor, rate: float, purpose: int, layer: int) -> Tensor:
-        if not self.training or rate == 0:
-            return values
-        keys_B = sample_keys(self.samples_B, purpose, self.seed, self.step, layer)
-        return values * (uniform(keys_B, values.shape) >= rate).to(values.dtype) / (1 - rate)
+from thinwire.model.block import Pass
+from thinwire.util.noise import BRANCH, OUTPUT
 
 
 class RMSNorm(nn.Module):
@@ -111,13 +61,13 @@ class Attention(nn.Module):
         query = self.query(hidden_BTD).view(batch, time, self.heads, self.head_size).transpose(1, 2)
         key = self.key(hidden_BTD).view(batch, time, self.kv_heads, self.head_size).transpose(1, 2)
         value = self.value(hidden_BTD).view(batch, time, self.kv_heads, self.head_size).transpose(1, 2)
-        cosine, sine = each.cosine_TS[:time].to(query.dtype), each.sine_TS[:time].to(query.dtype)
+        cosine, sine = (table_TS[:time].to(query.dtype) for table_TS in each.tables)
         query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
         grouped = self.kv_heads != self.heads
-        if each.memory is None:
+        if each.cache is None:
             mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         else:
-            key, value = each.memory.extend(layer, key, value)
+            key, value = each.cache.extend(layer, key, value)
             seen = torch.ones(time, key.shape[2], dtype=torch.bool, device=key.device).tril(key.shape[2] - time)
             mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=grouped)
         return mixed.transpose(1, 2).reshape(batch, time, -1)
@@ -140,10 +90,9 @@ class FeedForward(nn.Module):
 class LlamaBlock(nn.Module):
     """Pre-norm decoder block: stream <- stream + output(branch(norm(read(stream))))."""
 
-    def __init__(self, model: ModelConfig, layer: int, width: int, last_width: int | None = None) -> None:
+    def __init__(self, model: ModelConfig, layer: int, width: int, last_width: int) -> None:
         """Make a block on a stream of `width`; its FFN writes only the first `last_width` channels and drops the others."""
         super().__init__()
-        last_width = width if last_width is None else last_width
         self.layer, self.inner_rate, self.output_rate = layer, model.dropout, model.output_dropout
         self.attention_norm = RMSNorm(model.width, model.norm_eps)
         self.attention = Attention(model, width)
