@@ -26,6 +26,7 @@ import thinwire.pipeline.neighbours as neighbours
 from testbed import Path, Testbed
 from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.identity import load_identity, make_identity
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import Worker, WorkerId
@@ -152,7 +153,7 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     neighbours.link_options = lambda link: LinkOptions(**({"congestion": variant} if variant else {}))
     folder = File(order.folder)
     mine = neighbours.Neighbours(
-        read_roster(folder / "roster.toml"), load_identity(folder / f"stage-{order.stage}"), WorkerId(0, order.stage), side
+        read_roster(folder / "roster.toml"), Endpoint(load_identity(folder / f"stage-{order.stage}")), WorkerId(0, order.stage), side
     )
     contracts = {
         worker_id: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from thinwire.link.contract import Contract, Cursor, Flow, TensorForm
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import ProtocolError
 from thinwire.link.frame import HEADER_BYTES, PART_BYTES, Channel, Frame, Kind, Parser, encode
 from thinwire.link.hello import Terms, make_hello
@@ -98,7 +99,7 @@ def fuzz_listener(count: int, generator: random.Random) -> None:
     with tempfile.TemporaryDirectory() as folder:
         left, right = (make_identity(Path(folder) / name, name) for name in ("left", "right"))
         worker = Worker(RIGHT, right.certificate)
-        listener = Listener(("127.0.0.1", 0), left, [worker], OPTIONS)
+        listener = Listener(("127.0.0.1", 0), Endpoint(left), [worker], OPTIONS)
         context = client_context(right, left.certificate)
         hello = encode(Frame.make(Kind.HELLO, make_hello(TERMS, 0, OPTIONS, 0, ((0, 0),) * len(Channel)).encode()))
         outcomes: collections.Counter[str] = collections.Counter()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from thinwire.config.profiles import find_profile
 from thinwire.link.contract import Contract, Flow, TensorForm
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.frame import Channel, Dtype, Frame, Kind
 from thinwire.link.hello import Terms
 from thinwire.link.identity import Identity, make_identity
@@ -66,7 +67,7 @@ class End:
 def right_end(address: tuple[str, int], left: str, identity: Identity, frames: int, profile: str) -> None:
     """Run the dialling side."""
     worker = Worker(LEFT, left, f"{address[0]}:{address[1]}")
-    link = Link.connect(worker, identity, Terms("speed", {}, RIGHT), CONTRACT, profile=find_profile(profile))
+    link = Link.connect(worker, Endpoint(identity), Terms("speed", {}, RIGHT), CONTRACT, profile=find_profile(profile))
     end = End(link)
     end.receive(frames)
     end.signal()
@@ -159,7 +160,7 @@ def main() -> None:
     multiprocessing.set_start_method("spawn")
     with tempfile.TemporaryDirectory() as folder:
         left, right = (make_identity(Path(folder) / name, name) for name in ("left", "right"))
-        listener = Listener(("127.0.0.1", 0), left, [Worker(RIGHT, right.certificate)])
+        listener = Listener(("127.0.0.1", 0), Endpoint(left), [Worker(RIGHT, right.certificate)])
         process = multiprocessing.Process(target=right_end, args=(listener.address, left.certificate, right, frames, options.profile))
         process.start()
         profile = find_profile(options.profile)

@@ -32,6 +32,7 @@ from testbed.bed import Testbed
 from testbed.namespaces import ip
 from testbed.path import Path
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.hello import Terms
 from thinwire.link.identity import load_identity, make_identity
 from thinwire.link.link import Link
@@ -62,7 +63,7 @@ def terms(worker_id: WorkerId) -> Terms:
 def listen(keys: File, address: str) -> None:
     """Be the worker that is attacked, until the standard input ends."""
     peer = Worker(ENDS[1], load_identity(keys / "peer").certificate)
-    listener = Listener((address, PORT), load_identity(keys / "listener"), [peer])
+    listener = Listener((address, PORT), Endpoint(load_identity(keys / "listener")), [peer])
     link = Link.listen(listener, peer, terms(ENDS[0]), Contract())
     print("listening", flush=True)
     sys.stdin.read()
@@ -74,7 +75,7 @@ def listen(keys: File, address: str) -> None:
 def be_peer(keys: File, address: str) -> None:
     """Be the true peer: break the connection at each line of the standard input, and say after how many seconds the link is open again."""
     target = Worker(ENDS[0], load_identity(keys / "listener").certificate, f"{address}:{PORT}")
-    link = Link.connect(target, load_identity(keys / "peer"), terms(ENDS[1]), Contract())
+    link = Link.connect(target, Endpoint(load_identity(keys / "peer")), terms(ENDS[1]), Contract())
     link.wait_open(LONGEST_SECONDS)
     print("open", flush=True)
     for _ in sys.stdin:

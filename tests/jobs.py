@@ -22,6 +22,7 @@ from patience import HANG, wait_until
 from thinwire.cluster.scratch import free_ports
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.frame import Frame
 from thinwire.link.identity import Identity
 from thinwire.link.link import Link
@@ -83,7 +84,7 @@ def no_objects() -> Iterator[None]:
 @contextlib.contextmanager
 def link_pipeline(config: RunConfig, index: int, roster: Roster, identity: Identity) -> Iterator[WorkerPipeline]:
     """Open one stage over links; close it whatever happens."""
-    neighbours = Neighbours(roster, identity, WorkerId(0, index), "test")
+    neighbours = Neighbours(roster, Endpoint(identity), WorkerId(0, index), "test")
     try:
         pipeline = WorkerPipeline(config, index, neighbours, CPU)
         yield pipeline

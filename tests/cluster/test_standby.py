@@ -25,6 +25,7 @@ from thinwire.cluster.scratch import free_ports
 from thinwire.cluster.standby import SERVICE, Answer, StandbyClient, StandbyServer
 from thinwire.cluster.watchdog import EXIT_STUCK
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import LinkError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
@@ -51,7 +52,7 @@ def roster(identities) -> Roster:
 
 @contextlib.contextmanager
 def server_of(roster: Roster, identity, taken: list[WorkerId] | None = None, config=CONFIG) -> Iterator[StandbyServer]:
-    server = StandbyServer(roster, identity, config, (taken if taken is not None else []).append)
+    server = StandbyServer(roster, Endpoint(identity), config, (taken if taken is not None else []).append)
     try:
         yield server
     finally:
@@ -60,7 +61,7 @@ def server_of(roster: Roster, identity, taken: list[WorkerId] | None = None, con
 
 def test_a_standby_takes_one_place_and_says_so_to_everyone(roster, identities):
     taken: list[WorkerId] = []
-    first, last = (StandbyClient(roster, identities[stage], WorkerId(0, stage), CONFIG) for stage in (0, 2))
+    first, last = (StandbyClient(roster, Endpoint(identities[stage]), WorkerId(0, stage), CONFIG) for stage in (0, 2))
     with server_of(roster, identities[3], taken) as server:
         assert first.ask(server.me, "which") == Answer(server.me, None)
         assert server.worker_id is None and not server.changed.is_set()
@@ -70,7 +71,7 @@ def test_a_standby_takes_one_place_and_says_so_to_everyone(roster, identities):
         assert server.wait(Stop()) == MIDDLE and taken == [MIDDLE]
         assert last.ask(server.me, "over").worker_id == MIDDLE and not server.over  # one that has a place ends with the others
         with server_of(roster, identities[4]) as other:
-            known = StandbyClient(roster, identities[4], other.me.id, CONFIG).ask_all()
+            known = StandbyClient(roster, Endpoint(identities[4]), other.me.id, CONFIG).ask_all()
             assert known == [Answer(server.me, MIDDLE)]  # not itself
 
 
@@ -78,19 +79,19 @@ def test_a_standby_that_is_not_needed_hears_that_the_run_is_over(roster, identit
     with server_of(roster, identities[4]) as server:
         with monkeypatch.context() as patch:  # nobody is there: no need to wait long
             patch.setattr(standby, "OPTIONS", replace(standby.OPTIONS, reconnect_seconds=0.5))
-            absent = StandbyClient(roster, identities[0], FIRST, CONFIG).ask(roster.standbys[0], "over")
+            absent = StandbyClient(roster, Endpoint(identities[0]), FIRST, CONFIG).ask(roster.standbys[0], "over")
         assert "no connection to standby 0" in absent.problem
-        answer = StandbyClient(roster, identities[0], FIRST, CONFIG).ask(server.me, "over")
+        answer = StandbyClient(roster, Endpoint(identities[0]), FIRST, CONFIG).ask(server.me, "over")
         assert server.wait(Stop()) is None and server.over and answer == Answer(server.me, None)
-        assert StandbyClient(roster, identities[0], FIRST, CONFIG).ask(server.me, "take", MIDDLE).worker_id is None  # too late
+        assert StandbyClient(roster, Endpoint(identities[0]), FIRST, CONFIG).ask(server.me, "take", MIDDLE).worker_id is None  # too late
 
 
 def test_a_place_that_cannot_be_written_down_is_not_taken(roster, identities, capsys):
     def full(worker_id: WorkerId) -> None:
         raise OSError(28, "No space left on device")
 
-    server = StandbyServer(roster, identities[3], CONFIG, full)
-    assert StandbyClient(roster, identities[0], FIRST, CONFIG).ask(server.me, "take", MIDDLE) == Answer(server.me, None)
+    server = StandbyServer(roster, Endpoint(identities[3]), CONFIG, full)
+    assert StandbyClient(roster, Endpoint(identities[0]), FIRST, CONFIG).ask(server.me, "take", MIDDLE) == Answer(server.me, None)
     server.close()
     assert server.worker_id is None and "No space left on device" in capsys.readouterr().err
 
@@ -98,11 +99,13 @@ def test_a_place_that_cannot_be_written_down_is_not_taken(roster, identities, ca
 def test_strangers_and_other_settings_get_no_answer(roster, identities, capsys):
     other = replace(CONFIG, train=replace(CONFIG.train, rate=0.5))
     with server_of(roster, identities[3]) as server:
-        answer = StandbyClient(roster, identities[5], FIRST, CONFIG).ask(server.me, "take", MIDDLE)
+        answer = StandbyClient(roster, Endpoint(identities[5]), FIRST, CONFIG).ask(server.me, "take", MIDDLE)
         assert "refused this worker" in answer.problem
-        answer = StandbyClient(roster, identities[0], FIRST, other).ask(server.me, "take", MIDDLE)
+        answer = StandbyClient(roster, Endpoint(identities[0]), FIRST, other).ask(server.me, "take", MIDDLE)
         assert "config train.rate" in answer.problem and server.worker_id is None
-        answer = StandbyClient(roster, identities[0], MIDDLE, CONFIG).ask(server.me, "take", LAST)  # the certificate of another place
+        answer = StandbyClient(roster, Endpoint(identities[0]), MIDDLE, CONFIG).ask(
+            server.me, "take", LAST
+        )  # the certificate of another place
         assert "expected replica 0 stage 0" in answer.problem and server.worker_id is None
     assert "cannot answer replica 0 stage 0" in capsys.readouterr().err
 
@@ -125,8 +128,8 @@ def test_strangers_and_other_settings_get_no_answer(roster, identities, capsys):
 )
 def test_a_question_that_is_none_is_refused(roster, identities, message, capsys):
     with server_of(roster, identities[3]) as server:
-        client = StandbyClient(roster, identities[0], FIRST, CONFIG)
-        link = Link.connect(server.me, identities[0], client.terms, Contract(), service=SERVICE)
+        client = StandbyClient(roster, Endpoint(identities[0]), FIRST, CONFIG)
+        link = Link.connect(server.me, Endpoint(identities[0]), client.terms, Contract(), service=SERVICE)
         link.send(Frame.make(Kind.STEP, message, epoch=0))
         with pytest.raises(LinkError, match="frame refused"):
             link.receive(Channel.CONTROL, HANG)
@@ -136,7 +139,7 @@ def test_a_question_that_is_none_is_refused(roster, identities, message, capsys)
 
 def test_only_a_standby_of_the_roster_can_stand_by(roster, identities):
     with pytest.raises(ValueError, match=r"lists no standby with the certificate.*--standby"):
-        StandbyServer(roster, identities[0], CONFIG, print)
+        StandbyServer(roster, Endpoint(identities[0]), CONFIG, print)
 
 
 # What people type -----------------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from thinwire.cluster.places import known_places
 from thinwire.cluster.standby import Answer
 from thinwire.cluster.watch import Watch, check_standbys
 from thinwire.config.sections import LinkConfig, PipelineConfig, RunConfig
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Abort, LinkError, Replaced
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster
@@ -54,7 +55,7 @@ class FakeClient:
 
 
 def watch_of(roster: Roster, identities, tmp_path, has: list, member: int = 0, worker_id: WorkerId = FIRST) -> Watch:
-    neighbours = SimpleNamespace(roster=roster, identity=identities[member], worker_id=worker_id, run="train-1", opened={})
+    neighbours = SimpleNamespace(roster=roster, endpoint=Endpoint(identities[member]), worker_id=worker_id, run="train-1", opened={})
     watch = Watch(neighbours, CONFIG, tmp_path / "run")
     watch.client = FakeClient(roster, has)
     return watch

@@ -66,6 +66,7 @@ from thinwire.link.connection import Connection
 from thinwire.link.frame import Frame, Kind
 from thinwire.link.link import Link
 from thinwire.link.peer import WorkerId
+from thinwire.link.tcp.stream import TlsStream
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.neighbours import Neighbours
@@ -163,7 +164,7 @@ class Scene:
 
     def _rate(self, mbps: float) -> None:
         for link in self.links:
-            link._loop.wire.line.rate = mbps * 1e6 / 8
+            link._session.wire.line.rate = mbps * 1e6 / 8
 
     def _flip(self, where: str) -> None:
         self.flip = where
@@ -289,7 +290,7 @@ def arm_links(scene: Scene) -> None:
 
 def arm_connections(scene: Scene) -> None:
     """Let connections lose their way, and bits turn over."""
-    flush, receive, records, write = Connection.flush, Connection._receive, Connection.records, Connection.write
+    flush, receive, records, write = Connection.flush, TlsStream._receive, TlsStream._records, Connection.write
 
     def is_cut(way: str) -> bool:
         if time.monotonic() >= scene.cut_until[way]:
@@ -300,9 +301,9 @@ def arm_connections(scene: Scene) -> None:
     def flushed(self: Connection, now: float) -> bool:
         return False if is_cut("out") else flush(self, now)
 
-    def received(self: Connection) -> bool:
+    def received(self: TlsStream) -> int:
         if is_cut("in"):
-            return False
+            return 0
         if scene.flip != "cipher":
             return receive(self)
         incoming = self._incoming
@@ -312,7 +313,7 @@ def arm_connections(scene: Scene) -> None:
         finally:
             self._incoming, scene.flip = incoming, None
 
-    def read(self: Connection) -> list[bytes]:
+    def read(self: TlsStream) -> list[bytes]:
         found = records(self)
         if found and scene.flip == "read":
             scene.flip = None
@@ -325,7 +326,8 @@ def arm_connections(scene: Scene) -> None:
             pieces = [flip_bit(b"".join(pieces), scene.random)]
         write(self, pieces, now, frames)
 
-    Connection.flush, Connection._receive, Connection.records, Connection.write = flushed, received, read, written  # type: ignore
+    Connection.flush, Connection.write = flushed, written  # type: ignore
+    TlsStream._receive, TlsStream._records = received, read  # type: ignore
 
 
 def arm_messages(scene: Scene) -> None:

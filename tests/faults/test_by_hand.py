@@ -15,6 +15,7 @@ from jobs import local_roster
 from patience import wait_until
 from runs import train
 from thinwire.cluster.scratch import free_ports
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Abort, Replaced
 from thinwire.link.peer import WorkerId
 from thinwire.pipeline.neighbours import Neighbours
@@ -75,7 +76,7 @@ def test_the_place_of_a_frozen_stage_is_taken(settings, alone, tmp_path):
 
 def test_only_the_old_process_is_told_that_it_was_replaced(identities):
     """A stage in the middle learns on one side that it was replaced: whoever is on its other side is not."""
-    neighbours = Neighbours(local_roster(identities, 3), identities[1], WorkerId(0, 1), "test")
+    neighbours = Neighbours(local_roster(identities, 3), Endpoint(identities[1]), WorkerId(0, 1), "test")
     neighbours.opened[WorkerId(0, 2)] = mock.Mock()
     neighbours._pass_on(WorkerId(0, 0), Replaced("a newer process has taken the place of this one"))
     _, code = neighbours.opened[WorkerId(0, 2)].abort.call_args.args

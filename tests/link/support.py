@@ -12,6 +12,7 @@ from pathlib import Path
 from patience import HANG, wait_until
 from thinwire.config.profiles import OPEN, LinkProfile
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.hello import Terms
 from thinwire.link.identity import Identity, make_identity
 from thinwire.link.link import Link
@@ -66,7 +67,7 @@ def pair(
     contract = contract or Contract()
     left_id, right_id = world.identity("left"), world.identity("right")
     threads = set(threading.enumerate())
-    listener = Listener(LOOPBACK, left_id, [Worker(RIGHT, right_id.certificate)], options)
+    listener = Listener(LOOPBACK, Endpoint(left_id), [Worker(RIGHT, right_id.certificate)], options)
     between = Proxy(listener.address) if proxy or frozen else None
     if between and frozen:
         between.frozen.set()
@@ -74,7 +75,7 @@ def pair(
     left = Link.listen(listener, Worker(RIGHT, right_id.certificate), left_terms or terms(LEFT), contract, options=options, profile=profile)
     right = Link.connect(
         Worker(LEFT, left_id.certificate, f"{host}:{port}"),
-        right_id,
+        Endpoint(right_id),
         right_terms or terms(RIGHT),
         right_contract or contract.mirrored(),
         options=options,
@@ -99,15 +100,15 @@ def pair(
 def hurry(*links: Link, **limits: float) -> None:
     """Change the limits of links that are open: those that a test wants to see pass must not hit the opening."""
     for link in links:
-        loop = link._loop
-        loop.options = loop.heartbeat._options = replace(loop.options, **limits)
-        if loop.dialer is not None:
-            loop.dialer._options = loop.options
+        session = link._session
+        session.options = session.heartbeat._options = replace(session.options, **limits)
+        if session.dialer is not None:
+            session.dialer._options = session.options
 
 
 def stop(link: Link) -> None:
     """End a link whose peer will not answer, without waiting for it."""
-    link._loop.call(link._loop.stop)
+    link._loop.call(link._session.stop)
     link.close()
 
 

@@ -111,7 +111,7 @@ def test_a_restarted_peer_is_noticed(world):
     with pair(world) as (left, right, _):
         left.wait_open(HANG)
         right.wait_open(HANG)
-        right._loop.terms = terms(RIGHT, incarnation=8)
+        right._session.terms = terms(RIGHT, incarnation=8)
         right.reset_connection()
         for link in (left, right):
             with pytest.raises(Interrupted, match="restarted"):
@@ -125,7 +125,7 @@ def test_an_older_process_is_turned_away_and_the_newer_one_goes_on(world):
     with pair(world) as (left, right, _):
         left.wait_open(HANG)
         right.wait_open(HANG)
-        left._loop.reception.newest = 9  # a process that started later has been met
+        left._session.reception.newest = 9  # a process that started later has been met
         right.reset_connection()
         with pytest.raises(Replaced, match="a newer process has taken the place"):
             right.receive(Channel.CONTROL, HANG)

@@ -13,6 +13,7 @@ import pytest
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
 from patience import HANG, wait_until
 from thinwire.link.contract import Contract, Flow, TensorForm
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import KINDS, Abort, LinkError, ProtocolError
 from thinwire.link.frame import EPOCHS, Channel, Frame, Kind, encode
 from thinwire.link.hello import make_hello
@@ -26,7 +27,7 @@ CONTRACT = Contract(incoming=Flow.constant((TensorForm(0, (), 1000, exact=False)
 
 @pytest.fixture
 def listener(world):
-    listener = Listener(LOOPBACK, world.identity("left"), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
+    listener = Listener(LOOPBACK, Endpoint(world.identity("left")), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
     yield listener
     listener.close()
 
@@ -57,7 +58,7 @@ def test_strangers_bytes_do_not_disturb_a_listening_link(world, listener):
     assert link.error is None and link.state == "connecting"
     host, port = listener.address
     worker = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
-    peer = Link.connect(worker, world.identity("right"), terms(RIGHT), CONTRACT.mirrored(), options=QUICK)
+    peer = Link.connect(worker, Endpoint(world.identity("right")), terms(RIGHT), CONTRACT.mirrored(), options=QUICK)
     peer.send(Frame.make(Kind.STEP, b"through"), HANG)
     assert link.receive(Channel.CONTROL, HANG).payload == b"through"
     assert peer.close()
@@ -71,7 +72,7 @@ def hear(world, listener, *frames: bytes) -> LinkError:
     with context.wrap_socket(socket.create_connection(listener.address)) as sock:
         sock.sendall(b"".join(frames))
         wait_until(lambda: link.error is not None)
-    link._loop.call(link._loop.stop)
+    link._loop.call(link._session.stop)
     link.close()
     assert link.error is not None
     return link.error
@@ -165,5 +166,5 @@ def test_an_authenticated_peer_that_sends_rubbish_gets_a_named_error(world, list
             link.close()
             link = listening_link(world, listener)
     assert refused > 50
-    link._loop.call(link._loop.stop)
+    link._loop.call(link._session.stop)
     link.close()

@@ -16,6 +16,7 @@ from link.support import LEFT, LOOPBACK, QUICK, RIGHT, STEADY, hurry, pair, stop
 from patience import HANG, wait_until
 from thinwire.config.profiles import LinkProfile
 from thinwire.link.contract import Contract, Flow, TensorForm
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import HEADER_BYTES, PART_BYTES, Channel, Dtype, Frame, Kind
 from thinwire.link.link import Link
@@ -254,19 +255,19 @@ def test_a_question_that_waits_behind_bytes_that_still_move_raises_no_doubt(worl
         for link in (left, right):
             link.wait_open(HANG)
             stop(link)
-        loop, now = right._loop, time.monotonic()
-        arrived, more = loop._arrived, True
-        loop.connection = types.SimpleNamespace(underway=lambda: (arrived, more))
-        loop.heartbeat.begin(now)
-        loop.heartbeat.rtt = None
-        loop.heartbeat.ping(now)
+        session, now = right._session, time.monotonic()
+        arrived, more = session._arrived, True
+        session.connection = types.SimpleNamespace(underway=lambda: (arrived, more))
+        session.heartbeat.begin(now)
+        session.heartbeat.rtt = None
+        session.heartbeat.ping(now)
         for late in (1000.0, 2000.0):
             arrived += 1
-            assert not loop._doubtful(now + late)  # something more has arrived, and more is on its way
-        assert not loop._doubtful(now + 2000.0 + HANG - 1.0)
-        assert loop._doubtful(now + 2000.0 + HANG)  # nothing has
+            assert not session._doubtful(now + late)  # something more has arrived, and more is on its way
+        assert not session._doubtful(now + 2000.0 + HANG - 1.0)
+        assert session._doubtful(now + 2000.0 + HANG)  # nothing has
         arrived, more = arrived + 1, False
-        assert loop._doubtful(now + 3000.0)  # all has, but no answer came
+        assert session._doubtful(now + 3000.0)  # all has, but no answer came
 
 
 def test_close_delivers_everything_and_the_other_end_drains_it(world):
@@ -336,7 +337,7 @@ def test_an_overdue_answer_opens_a_second_connection_that_wins(world):
     with pair(world, CONTRACT, options=DOUBTFUL, proxy=True) as (left, right, proxy):
         for link in (left, right):
             link.wait_open(HANG)
-            link._loop.broken_since -= 10 * HANG  # as if open for longer than the reconnect window
+            link._session.broken_since -= 10 * HANG  # as if open for longer than the reconnect window
         proxy.lost = proxy.connections
         left.send(data_frame(0, b"lost on the first connection"), HANG)
         assert right.receive(Channel.BOUNDARY, HANG).payload == b"lost on the first connection"
@@ -407,12 +408,12 @@ def test_many_links_leave_no_thread_and_no_file_descriptor(world):
 def test_two_links_share_one_listener_and_find_their_own_peer(world):
     worker_ids = {"right": RIGHT, "copy": WorkerId(1, 0)}
     workers = {name: Worker(worker_id, world.identity(name).certificate) for name, worker_id in worker_ids.items()}
-    listener = Listener(LOOPBACK, world.identity("left"), workers.values(), QUICK)
+    listener = Listener(LOOPBACK, Endpoint(world.identity("left")), workers.values(), QUICK)
     host, port = listener.address
     server = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
     here = {name: Link.listen(listener, worker, terms(LEFT), Contract(), options=QUICK) for name, worker in workers.items()}
     there = {
-        name: Link.connect(server, world.identity(name), terms(worker_id), Contract(), options=QUICK)
+        name: Link.connect(server, Endpoint(world.identity(name)), terms(worker_id), Contract(), options=QUICK)
         for name, worker_id in worker_ids.items()
     }
     for name, link in there.items():
@@ -430,20 +431,20 @@ def test_a_goodbye_does_not_overtake_an_abort(world):
     with pair(world) as (left, right, _):
         for link in (left, right):
             link.wait_open(HANG)
-        pump, sending, go_on = right._loop._pump, threading.Event(), threading.Event()
+        pump, sending, go_on = right._session.pump, threading.Event(), threading.Event()
 
         def held(now: float) -> None:
             sending.set()
             go_on.wait(HANG)
             pump(now)
 
-        right._loop._pump = held
+        right._session.pump = held
         right._loop.wake()
         assert sending.wait(HANG)
         right.abort("a reason")
         closer = threading.Thread(target=right.close)
         closer.start()
-        wait_until(lambda: right._outbox._closing or len(right._loop._bell._commands) > 1)
+        wait_until(lambda: right._outbox._closing or len(right._loop._commands) > 1)
         go_on.set()
         with pytest.raises(LinkError, match="a reason"):
             left.receive(Channel.CONTROL, HANG)

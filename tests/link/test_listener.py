@@ -10,6 +10,7 @@ import pytest
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
 from patience import HANG, wait_until
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.identity import Identity, make_identity
 from thinwire.link.link import Link
@@ -35,7 +36,7 @@ def people(identities) -> dict[str, Worker]:
 
 @pytest.fixture
 def listener(identities, people) -> Iterator[Listener]:
-    listener = Listener(LOOPBACK, identities["left"], [people["right"]], QUICK, [people["other"]])
+    listener = Listener(LOOPBACK, Endpoint(identities["left"]), [people["right"]], QUICK, [people["other"]])
     yield listener
     listener.close()
 
@@ -43,7 +44,7 @@ def listener(identities, people) -> Iterator[Listener]:
 def dial(identities, listener: Listener, name: str, worker_id: WorkerId, service: str | None = None) -> Link:
     host, port = listener.address
     target = Worker(LEFT, identities["left"].certificate, f"{host}:{port}")
-    return Link.connect(target, identities[name], terms(worker_id), Contract(), options=QUICK, service=service)
+    return Link.connect(target, Endpoint(identities[name]), terms(worker_id), Contract(), options=QUICK, service=service)
 
 
 def test_a_question_never_reaches_the_link_of_the_neighbour_who_asks(identities, people, listener):
@@ -55,7 +56,7 @@ def test_a_question_never_reaches_the_link_of_the_neighbour_who_asks(identities,
         threading.Thread(target=answer, args=(client, connection)).start()
 
     def answer(client: WorkerId, connection) -> None:
-        link = Link.accept(connection, Worker(client, ""), terms(LEFT), Contract(), options=QUICK)
+        link = Link.accept(listener, connection, Worker(client, ""), terms(LEFT), Contract(), options=QUICK)
         link.wait_open(HANG)
         link.send(Frame.make(Kind.STEP, b"answer", epoch=0))
         link.close()
@@ -64,8 +65,8 @@ def test_a_question_never_reaches_the_link_of_the_neighbour_who_asks(identities,
     right = dial(identities, listener, "right", RIGHT)
     right.wait_open(HANG)
     early = dial(identities, listener, "right", RIGHT, SERVICE)
-    wait_until(lambda: early._loop.dialer._failures)  # nobody serves it yet
-    assert not early._loop.opened.is_set()
+    wait_until(lambda: early._session.dialer._failures)  # nobody serves it yet
+    assert not early._opened.is_set()
     listener.services[SERVICE] = serve
     early.wait_open(HANG)
     assert bytes(early.receive(Channel.CONTROL, HANG).payload) == b"answer"
@@ -78,8 +79,8 @@ def test_others_are_turned_away_until_they_are_peers(identities, people, listene
     """A standby that took a place calls before its neighbour knows: it is not refused, and gets through once it is a peer."""
     taking = Worker(RIGHT, people["other"].certificate)
     link = dial(identities, listener, "other", RIGHT)
-    wait_until(lambda: link._loop.dialer._failures)
-    assert not link._loop.opened.is_set() and not listener.refusals
+    wait_until(lambda: link._session.dialer._failures)
+    assert not link._opened.is_set() and not listener.refusals
     listener.admit([taking])
     left = Link.listen(listener, taking, terms(LEFT), Contract(), options=QUICK)
     link.wait_open(HANG)

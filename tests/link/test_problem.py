@@ -12,12 +12,14 @@ import pytest
 from link.support import LEFT, RIGHT, terms
 from patience import HANG
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import LinkError
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import Worker
-from thinwire.link.problem import given_up, no_answer, not_connected
+from thinwire.link.problem import given_up
+from thinwire.link.tcp.words import no_answer, not_connected
 
 SHORT = LinkOptions(reconnect_seconds=2.0, establish_seconds=0.3, close_seconds=1.0)
 
@@ -33,7 +35,11 @@ def error_of(world, address: tuple[str, int]) -> str:
     """Dial an address; return what the link says in the end."""
     host, port = address
     link = Link.connect(
-        Worker(LEFT, world.identity("left").certificate, f"{host}:{port}"), world.identity("right"), terms(RIGHT), Contract(), options=SHORT
+        Worker(LEFT, world.identity("left").certificate, f"{host}:{port}"),
+        Endpoint(world.identity("right")),
+        terms(RIGHT),
+        Contract(),
+        options=SHORT,
     )
     with pytest.raises(LinkError) as caught:
         link.wait_open(HANG)
@@ -70,7 +76,7 @@ def test_no_tls_from_whoever_took_the_connection(world, silent):
 
 def test_a_listening_end_says_how_it_should_have_been_reached(world):
     worker = Worker(RIGHT, world.identity("right").certificate)
-    listener = Listener(("127.0.0.1", 0), world.identity("left"), [worker], SHORT)
+    listener = Listener(("127.0.0.1", 0), Endpoint(world.identity("left")), [worker], SHORT)
     link = Link.listen(listener, worker, terms(LEFT), Contract(), options=SHORT)
     with pytest.raises(LinkError, match=r"has not connected yet.*its roster has the address.*--link\.reconnect_seconds"):
         link.wait_open(HANG)

@@ -15,6 +15,7 @@ import pytest
 from link.support import LEFT, QUICK, RIGHT, Proxy, pair, terms
 from patience import HANG, wait_until
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Interrupted, LinkError
 from thinwire.link.frame import Channel, Frame, Kind, encode
 from thinwire.link.hello import make_hello
@@ -37,7 +38,7 @@ def second_process(world, address: tuple[str, int], **changes) -> Link:
     """Start the right worker once more, with its own key."""
     host, port = address
     target = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
-    return Link.connect(target, world.identity("right"), terms(RIGHT, **changes), Contract(), options=QUICK)
+    return Link.connect(target, Endpoint(world.identity("right")), terms(RIGHT, **changes), Contract(), options=QUICK)
 
 
 @contextlib.contextmanager
@@ -71,9 +72,9 @@ def test_a_connection_that_says_nothing_displaces_nobody(world):
     context = client_context(world.identity("right"), world.identity("left").certificate)
     with open_pair(world) as (left, right, proxy):
         silent = [context.wrap_socket(socket.create_connection(proxy._target)) for _ in range(6)]
-        wait_until(lambda: len(left._loop.reception.greetings) >= 4)
+        wait_until(lambda: len(left._session.reception.greetings) >= 4)
         both_ways(left, right, b"still there")
-        assert left.meter.connections == 1 and len(left._loop.reception.greetings) == 4
+        assert left.meter.connections == 1 and len(left._session.reception.greetings) == 4
         for sock in silent:
             sock.close()
 
@@ -81,12 +82,12 @@ def test_a_connection_that_says_nothing_displaces_nobody(world):
 def test_the_peer_gets_back_past_those_that_say_nothing(world):
     context = client_context(world.identity("right"), world.identity("left").certificate)
     with open_pair(world) as (left, right, proxy):
-        hold, right._loop.dialer.tend = right._loop.dialer.tend, lambda *args, **more: None
+        hold, right._session.dialer.tend = right._session.dialer.tend, lambda *args, **more: None
         right.reset_connection()
         wait_until(lambda: left.state == "broken")
         silent = [context.wrap_socket(socket.create_connection(proxy._target)) for _ in range(6)]
-        wait_until(lambda: len(left._loop.reception.greetings) >= 4)
-        right._loop.dialer.tend = hold
+        wait_until(lambda: len(left._session.reception.greetings) >= 4)
+        right._session.dialer.tend = hold
         right._loop.wake()
         both_ways(left, right, b"back again")
         for sock in silent:
@@ -110,7 +111,7 @@ def test_rubbish_with_the_peers_certificate_displaces_nobody(world):
 
 def test_a_peer_that_comes_back_with_other_settings_is_told_and_the_true_one_waited_for(world, caplog):
     with open_pair(world) as (left, right, proxy):
-        hold, right._loop.dialer.tend = right._loop.dialer.tend, lambda *args, **more: None
+        hold, right._session.dialer.tend = right._session.dialer.tend, lambda *args, **more: None
         right.reset_connection()
         wait_until(lambda: left.state == "broken")
         with caplog.at_level(logging.WARNING, "thinwire.link"):
@@ -120,7 +121,7 @@ def test_a_peer_that_comes_back_with_other_settings_is_told_and_the_true_one_wai
             wrong.close()
             wait_until(lambda: "model.width: 64 here, 128 there" in caplog.text)
         assert left.error is None
-        right._loop.dialer.tend = hold
+        right._session.dialer.tend = hold
         right._loop.wake()
         both_ways(left, right, b"back again")
         assert left.meter.connections == 2
@@ -130,7 +131,7 @@ def test_a_peer_that_refuses_us_is_tried_again_once_it_was_met(world):
     """Its process was started again with another roster, and somebody notices: the worker that still trains waits for that."""
     with open_pair(world) as (left, right, proxy):
         stranger = Worker(RIGHT, world.identity("stranger").certificate)
-        deaf = Listener(("127.0.0.1", 0), world.identity("left"), [stranger], QUICK)
+        deaf = Listener(("127.0.0.1", 0), Endpoint(world.identity("left")), [stranger], QUICK)
         right_address, proxy._target = proxy._target, deaf.address
         proxy.cut()
         mine = world.identity("right").fingerprint
@@ -160,7 +161,7 @@ def test_a_doubtful_connection_is_taken_up_again_if_the_next_one_leads_nowhere(w
         right.wait_open(HANG)
         listener = listener_of(left)
         listener._adopters[RIGHT] = kept.append  # the second connection gets through TLS, and nobody answers its HELLO
-        right._loop._doubtful = lambda now: not kept
+        right._session._doubtful = lambda now: not kept
         right._loop.wake()
         wait_until(lambda: kept)
         left.send(Frame.make(Kind.STEP, b"sent while it was put aside"), HANG)
@@ -169,20 +170,22 @@ def test_a_doubtful_connection_is_taken_up_again_if_the_next_one_leads_nowhere(w
         assert left.receive(Channel.CONTROL, HANG).payload == b"and back"
         assert right.meter.connections == 1 and right.state == "open"
     for connection in kept:
-        connection.close()
+        connection.end("close")
 
 
 def listener_of(link: Link) -> Listener:
     """Return the listener that hands connections to a link."""
     finished = link._loop._finished
-    return next(cell.cell_contents for cell in finished.__closure__ if isinstance(cell.cell_contents, Listener))
+    return finished.func.__self__
 
 
 @contextlib.contextmanager
 def another_server(world, kind: str) -> Iterator[tuple[str, int]]:
     """Be somebody who is not the peer."""
     if kind == "another certificate":
-        listener = Listener(("127.0.0.1", 0), world.identity("stranger"), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
+        listener = Listener(
+            ("127.0.0.1", 0), Endpoint(world.identity("stranger")), [Worker(RIGHT, world.identity("right").certificate)], QUICK
+        )
         yield listener.address
         listener.close()
         return
@@ -229,9 +232,9 @@ def test_of_several_that_wait_each_is_greeted_once(alive):
             told.append(self.number)
             self.said = True
 
-    loop = mock.Mock(connection=None)
-    reception = Reception(loop, None)
-    loop.do_without.side_effect = lambda problem: reception.lost(0.0)
+    session = mock.Mock(connection=None)
+    reception = Reception(session, None)
+    session.do_without.side_effect = lambda problem, now: reception.lost(now)
     reception.greetings = [Waiting(number) for number in range(len(alive))]
     with mock.patch.object(reception, "hello"):
         reception.lost(0.0)

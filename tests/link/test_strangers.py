@@ -12,6 +12,7 @@ import pytest
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
 from patience import HANG, wait_until
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.identity import Identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
@@ -22,7 +23,7 @@ from thinwire.link.tcp.knock import knock
 
 @pytest.fixture
 def listener(world) -> Iterator[Listener]:
-    listener = Listener(LOOPBACK, world.identity("left"), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
+    listener = Listener(LOOPBACK, Endpoint(world.identity("left")), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
     yield listener
     listener.close()
 
@@ -85,7 +86,7 @@ def test_a_crowd_does_not_push_the_peer_out_of_its_handshake(world, listener, ki
         peer.finish()
         wait_until(lambda: peer.adopted)
     peer.socket.close()
-    peer.adopted[0].close()
+    peer.adopted[0].end("close")
 
 
 @pytest.mark.parametrize("kind", ["idle", "talking"])
@@ -95,7 +96,7 @@ def test_the_peer_gets_in_while_a_crowd_holds_on(world, listener, kind):
         left = Link.listen(listener, Worker(RIGHT, world.identity("right").certificate), terms(LEFT), Contract(), options=QUICK)
         host, port = listener.address
         target = Worker(LEFT, world.identity("left").certificate, f"{host}:{port}")
-        right = Link.connect(target, world.identity("right"), terms(RIGHT), Contract(), options=QUICK)
+        right = Link.connect(target, Endpoint(world.identity("right")), terms(RIGHT), Contract(), options=QUICK)
         right.wait_open(HANG)
         left.wait_open(HANG)
     for link in (right, left):

@@ -12,6 +12,7 @@ import pytest
 from link.support import LEFT, LOOPBACK, QUICK, RIGHT, terms
 from patience import HANG, wait_until
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import LinkError
 from thinwire.link.identity import certificate_of, fingerprint, load_identity, make_identity
 from thinwire.link.link import Link
@@ -77,11 +78,11 @@ def test_identities_satisfy_a_strict_verifier(tmp_path):
 def attempt(world, *, dialler="right", expected="right", server="left", trusted="left"):
     """Dial a listener with the named identities; return (error of the dialling link, the listener's refusals)."""
     options = LinkOptions(close_seconds=3.0, abort_seconds=1.0, reconnect_seconds=1.0)
-    listener = Listener(LOOPBACK, world.identity(server), [Worker(RIGHT, world.identity(expected).certificate)], options)
+    listener = Listener(LOOPBACK, Endpoint(world.identity(server)), [Worker(RIGHT, world.identity(expected).certificate)], options)
     host, port = listener.address
     left = Link.listen(listener, Worker(RIGHT, world.identity(expected).certificate), terms(LEFT), Contract(), options=QUICK)
     peer = Worker(LEFT, world.identity(trusted).certificate, f"{host}:{port}")
-    right = Link.connect(peer, world.identity(dialler), terms(RIGHT), Contract(), options=options)
+    right = Link.connect(peer, Endpoint(world.identity(dialler)), terms(RIGHT), Contract(), options=options)
     try:
         with pytest.raises(LinkError) as caught:
             right.wait_open(HANG)
@@ -90,7 +91,7 @@ def attempt(world, *, dialler="right", expected="right", server="left", trusted=
         return str(caught.value), list(listener.refusals)
     finally:
         right.close()
-        left._loop.call(left._loop.stop)
+        left._loop.call(left._session.stop)
         left.close()
         listener.close()
 
@@ -125,7 +126,7 @@ def test_an_expired_server_is_refused_on_both_sides(world):
 
 @pytest.fixture
 def listener(world):
-    listener = Listener(LOOPBACK, world.identity("left"), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
+    listener = Listener(LOOPBACK, Endpoint(world.identity("left")), [Worker(RIGHT, world.identity("right").certificate)], QUICK)
     yield listener
     listener.close()
 

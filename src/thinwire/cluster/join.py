@@ -13,6 +13,7 @@ from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
 from thinwire.cluster.recover import train_stage
 from thinwire.cluster.standby import StandbyClient, StandbyServer
 from thinwire.cluster.watch import check_standbys
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import LinkError
 from thinwire.link.identity import Identity, load_identity
 from thinwire.link.peer import WorkerId
@@ -65,7 +66,7 @@ def join(command: JoinCommand) -> None:
     if summary["val_loss"] is None or summary["steps"] < command.config.train.steps:  # not finished: a standby may yet be needed
         print(last_words(summary, command.run, go_on, None))
     elif worker_id == WorkerId(0, 0) and roster.standbys:
-        StandbyClient(roster, identity, server.me.id if server else WorkerId(0, 0), command.config).ask_all("over")
+        StandbyClient(roster, Endpoint(identity), server.me.id if server else WorkerId(0, 0), command.config).ask_all("over")
 
 
 def words_again(command: JoinCommand) -> list[str]:
@@ -85,7 +86,7 @@ def stand_by(command: JoinCommand, identity: Identity, roster: Roster) -> Standb
         except OSError as error:
             raise ValueError(shortage(command.run / PLACES_FILE, error)) from error
 
-    server = StandbyServer(roster, identity, command.config, accept, command.listen)
+    server = StandbyServer(roster, Endpoint(identity), command.config, accept, command.listen)
     if server.worker_id is None:
         me = roster.called(server.me.id)
         print(f"{me} waits at {server.me.address} to take the place of a machine that is lost; Ctrl-C ends it", flush=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.config.sections import RunConfig
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.identity import Identity
 from thinwire.link.peer import WorkerId
 from thinwire.link.roster import Roster
@@ -49,7 +50,7 @@ class Membership:
             )
         run = f"{purpose}-{run_name(self.roster)}"
         number = self.incarnation or incarnation(folder, self.stage)
-        return Neighbours(self.roster, self.identity, worker_id, run, incarnation=number, listen=self.listen, held=self.held)
+        return Neighbours(self.roster, Endpoint(self.identity), worker_id, run, incarnation=number, listen=self.listen, held=self.held)
 
 
 def run_name(roster: Roster) -> str:

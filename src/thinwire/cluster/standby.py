@@ -10,25 +10,25 @@ import json
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from thinwire.cluster.membership import run_name
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import shared_settings
-from thinwire.link.connection import Connection
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.hello import Terms
-from thinwire.link.identity import Identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.message import decode_message
 from thinwire.link.options import SERVICES, LinkOptions
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster
+from thinwire.link.transport import ByteStream
 from thinwire.run.stop import Stop
 
 (SERVICE,) = SERVICES
@@ -64,7 +64,7 @@ class StandbyClient:
     """Ask standbys, as one member of the roster."""
 
     roster: Roster
-    identity: Identity
+    endpoint: Endpoint
     worker_id: WorkerId
     """Where the roster's file lists this member."""
     config: RunConfig
@@ -75,7 +75,7 @@ class StandbyClient:
 
     def ask(self, standby: Worker, word: Word, worker_id: WorkerId | None = None) -> Answer:
         """Ask one standby."""
-        link = Link.connect(standby, self.identity, self.terms, CONTRACT, options=OPTIONS, service=SERVICE)
+        link = Link.connect(standby, self.endpoint, self.terms, CONTRACT, options=OPTIONS, service=SERVICE)
         try:
             link.wait_open(2 * ASK_SECONDS)  # longer than the link's own limit, which gives the better reason
             say(link, {"word": word, "place": to_pair(worker_id)})
@@ -88,17 +88,17 @@ class StandbyClient:
     def ask_all(self, word: Word = "which") -> list[Answer]:
         """Ask all standbys but this one at the same time; return what they said, in the order of the roster."""
         others = [standby for standby in self.roster.standbys if standby.id != self.worker_id]
-        with ThreadPoolExecutor(max_workers=max(1, len(others))) as pool:
-            return list(pool.map(lambda standby: self.ask(standby, word), others))
+        return self.endpoint.runtime.together([partial(self.ask, standby, word) for standby in others])
 
 
 class StandbyServer:
     """The side of a standby: its listener, who may ask, and the one place it takes."""
 
     def __init__(
-        self, roster: Roster, identity: Identity, config: RunConfig, accept: Callable[[WorkerId], None], listen: str | None = None
+        self, roster: Roster, endpoint: Endpoint, config: RunConfig, accept: Callable[[WorkerId], None], listen: str | None = None
     ) -> None:
         """Answer from now on; `accept` is told of the place before anyone else, and raises if it cannot be taken."""
+        identity, self.runtime = endpoint.identity, endpoint.runtime
         me = roster.standby(identity.certificate)
         if me is None:
             raise ValueError(
@@ -115,11 +115,11 @@ class StandbyServer:
         """Whether it is too late to take a place."""
         self.problem = ""
         """What was last told of a question that could not be answered."""
-        self.lock, self.changed = threading.Lock(), threading.Event()
+        self.lock, self.changed = threading.Lock(), self.runtime.event()
         self.free = threading.Semaphore(MOST_ASKERS)
         self.clients = (*roster.workers.values(), *(other for other in roster.standbys if other is not me))
         assert me.address is not None
-        self.listener = Listener(listen or me.address, identity, (), OPTIONS, self.clients)
+        self.listener = Listener(listen or me.address, endpoint, (), OPTIONS, self.clients)
         self.listener.services[SERVICE] = self._receive
 
     def wait(self, stop: Stop) -> WorkerId | None:
@@ -135,16 +135,16 @@ class StandbyServer:
         """Answer no more."""
         self.listener.close()
 
-    def _receive(self, client: WorkerId, connection: Connection) -> None:
+    def _receive(self, client: WorkerId, stream: ByteStream) -> None:
         """Take a connection from the listener, which must not wait."""
         if self.free.acquire(blocking=False):
-            threading.Thread(target=self._serve, args=(client, connection), daemon=True).start()
+            self.runtime.thread("thinwire-standby", partial(self._serve, client, stream)).start()
         else:
-            connection.close()
+            stream.end("close")
 
-    def _serve(self, client: WorkerId, connection: Connection) -> None:
+    def _serve(self, client: WorkerId, stream: ByteStream) -> None:
         """Answer one question."""
-        link = Link.accept(connection, Worker(client, ""), self.terms, CONTRACT, options=OPTIONS)
+        link = Link.accept(self.listener, stream, Worker(client, ""), self.terms, CONTRACT, options=OPTIONS)
         try:
             link.wait_open(ASK_SECONDS)
             say(link, {"place": to_pair(self._answer(hear(link)))})

@@ -44,11 +44,11 @@ class Watch:
 
     def __init__(self, neighbours: Neighbours, config: RunConfig, run: Path) -> None:
         self.neighbours, self.run = neighbours, run
-        self.me = neighbours.roster.standby(neighbours.identity.certificate)
+        self.me = neighbours.roster.standby(neighbours.endpoint.identity.certificate)
         listed = self.me.id if self.me else neighbours.worker_id
-        self.client = StandbyClient(neighbours.roster, neighbours.identity, listed, config)
+        self.client = StandbyClient(neighbours.roster, neighbours.endpoint, listed, config)
         self.limit = config.link.standby_seconds
-        self.lock = threading.Lock()
+        self.lock, self.runtime = threading.Lock(), neighbours.endpoint.runtime
         self.found: dict[WorkerId, Worker] = {}
         """Standbys whose places are still to be theirs in the roster, in the next epoch."""
         self.given: set[WorkerId] = set()
@@ -56,7 +56,7 @@ class Watch:
         self.replaced: Replaced | None = None
         self.answers: list[Answer] = []
         """What standbys said when no one of them took the place of a worker that is away."""
-        self.over = threading.Event()
+        self.over = self.runtime.event()
 
     def start(self) -> None:
         """Find out who has taken a place so far, this one included; then look after the neighbours."""
@@ -68,7 +68,7 @@ class Watch:
             answer.worker_id: answer.standby for answer in reversed(answers) if answer.worker_id in self.neighbours.roster.workers
         }
         self.settle()
-        threading.Thread(target=self._look, name="thinwire-watch", daemon=True).start()
+        self.runtime.thread("thinwire-watch", self._look).start()
 
     def end(self) -> None:
         """Ask no more."""

@@ -118,4 +118,4 @@ ARCHITECTURES = Registry(
     "thinwire.architectures",
     {"llama": ("thinwire.model.llama.architecture:Llama", "rotary grouped-query attention and SwiGLU, as Llama has them")},
 )
-TRANSPORTS = Registry("transport", "thinwire.transports", {})
+TRANSPORTS = Registry("transport", "thinwire.transports", {"tcp": ("thinwire.link.tcp.transport:TcpTransport", "TCP with mutual TLS 1.3")})

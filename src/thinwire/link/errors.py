@@ -6,7 +6,6 @@ people.
 
 from __future__ import annotations
 
-import ssl
 from enum import IntEnum
 
 from thinwire.link.options import MAX_REASON_LETTERS
@@ -45,6 +44,10 @@ class LinkError(ConnectionError):
         self.code = self.code if code is None else code
         self.reason = message if reason is None else reason
         """What began it, without the way on which it was heard of."""
+
+
+class Alert(ConnectionError):
+    """The peer does not want this end, and says so below the link: the message is its reason."""
 
 
 class ProtocolError(LinkError):
@@ -117,9 +120,8 @@ def decode_abort(payload: bytes | bytearray | memoryview) -> tuple[Abort, str]:
     return code, shown(data[1:].decode(errors="replace"), MAX_REASON_LETTERS)
 
 
-def refused(peer: object, error: ssl.SSLError, fingerprint: str = "") -> LinkError:
-    """Return the error that a peer's alert in the handshake means; `fingerprint` is of this worker's certificate."""
-    reason = str(error.reason).lower().replace("_", " ")
+def refused(peer: object, reason: object, fingerprint: str = "") -> LinkError:
+    """Return the error that a peer's alert means; `fingerprint` is of this worker's certificate."""
     mine = f" ({fingerprint})" if fingerprint else ""
     remedy = f"its roster must hold this worker's valid certificate{mine}, and no standby may have taken this worker's place"
     return LinkError(f"{peer} refused this worker: {reason}; {remedy}")

@@ -1,7 +1,7 @@
 """A connection to a peer before the two have agreed to use it: our HELLO out, theirs in, and nothing else.
 
 What is already in use goes on meanwhile: whoever comes may be a second process with other settings, or a copy of the machine, and is judged
-before anything is given up for it. Knows no link; `loop.py` judges.
+before anything is given up for it. Knows no link; `reception.py` judges.
 """
 
 from __future__ import annotations

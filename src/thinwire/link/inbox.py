@@ -16,6 +16,7 @@ from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import PART_BYTES, Channel, Frame, Header, Kind
 from thinwire.link.meter import Meter
 from thinwire.link.options import LinkOptions
+from thinwire.util.runtime import REAL, Runtime
 
 ACK = struct.Struct("<Q" + "QQ" * len(Channel))
 """Last sequence received, then frames and bytes consumed per channel, all since the link began."""
@@ -32,12 +33,12 @@ def decode_ack(payload: bytes | bytearray | memoryview) -> tuple[int, tuple[tupl
 class Inbox:
     """Frames between the wire and the caller."""
 
-    def __init__(self, cursor: Cursor, options: LinkOptions, meter: Meter) -> None:
+    def __init__(self, cursor: Cursor, options: LinkOptions, meter: Meter, runtime: Runtime = REAL) -> None:
         self._cursor = cursor
         self._options = options
         self._meter = meter
         self._lock = threading.Lock()
-        self._arrived = [threading.Condition(self._lock) for _ in Channel]
+        self._arrived = [runtime.condition(self._lock) for _ in Channel]
         self._queues: list[deque[Frame]] = [deque() for _ in Channel]
         self._pending: list[tuple[Header, bytearray] | None] = [None for _ in Channel]
         self._pending_offset = [0 for _ in Channel]

@@ -5,32 +5,37 @@ What a caller uses. The connection lives in one I/O thread (`loop.py`); `send` a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypedDict, Unpack
 
 from thinwire.config.profiles import OPEN, LinkProfile
-from thinwire.link.connection import Connection
 from thinwire.link.contract import Contract
 from thinwire.link.dial import Dialer
 from thinwire.link.emulate import make_wire
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Abort, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.heartbeat import TOKEN
 from thinwire.link.hello import Terms
-from thinwire.link.identity import Identity
 from thinwire.link.listener import Listener
 from thinwire.link.loop import Loop
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import Worker
+from thinwire.link.session import Session, Setup
+from thinwire.link.transport import ByteStream
 
 ECHO_TOKENS = 2**63
 """Tokens of a probe's PINGs begin here, those of the heartbeat at 1."""
 
 
-def ignore(error: LinkError) -> None:
+def leave_to_users(error: LinkError) -> None:
     """Leave a failure to those who use the link."""
+
+
+def nothing() -> None:
+    """Tell nobody that a link has ended."""
 
 
 class More(TypedDict, total=False):
@@ -57,63 +62,66 @@ class Link:
         peer: Worker,
         terms: Terms,
         contract: Contract,
+        endpoint: Endpoint,
+        address: str | tuple[str, int],
         *,
-        dialer: Dialer | None = None,
         listener: Listener | None = None,
+        calls: bool = False,
         **more: Unpack[More],
     ) -> None:
+        """Make one end, which waits in the transport of an address; `calls`: it dials the peer, `listener`: who hands its streams over."""
         options, profile = more.get("options") or LinkOptions(), more.get("profile", OPEN)
-        self.peer = peer.id
-        self.options = options
-        self.epoch = contract.epoch
-        self._waiting = [False for _ in Channel]
-        self._crossings = 0
-        self._echo_token = ECHO_TOKENS
+        self.peer, self.options, self.epoch = peer.id, options, contract.epoch
+        self._runtime = endpoint.runtime
+        self._waiting, self._crossings, self._echo_token = [False for _ in Channel], 0, ECHO_TOKENS
         if listener is not None:
             listener.check_free(self.peer)
-        wire = make_wire(profile, more.get("peer_profile") or profile, options.pace_mbps, seed=terms.worker_id.stage)
-        self._loop = Loop(
-            self.peer,
-            terms,
-            contract,
-            options,
-            wire,
-            dialer,
-            finished=lambda: listener.forget(self.peer) if listener is not None else None,
-            failed=more.get("failed", ignore),
+        transport, self._opened = endpoint.transport(address), endpoint.runtime.event()
+        dial = partial(transport.dial, peer, options, more.get("service"))
+        setup = Setup(
+            peer=self.peer,
+            terms=terms,
+            contract=contract,
+            options=options,
+            wire=make_wire(profile, more.get("peer_profile") or profile, options.pace_mbps, seed=terms.worker_id.stage),
+            dialer=Dialer(dial, options, endpoint.runtime.uniform) if calls else None,
+            fingerprint=endpoint.identity.fingerprint,
             newest=more.get("newest"),
+            opened=self._opened.set,
+            failed=more.get("failed", leave_to_users),
         )
-        self.meter = self._loop.meter
-        self._outbox = self._loop.outbox
-        self._inbox = self._loop.inbox
+        self._session = Session(setup, endpoint.runtime)
+        finished = partial(listener.forget, self.peer) if listener is not None else nothing
+        self._loop = Loop(self._session, transport, endpoint.runtime, finished)
+        self.meter, self._outbox, self._inbox = self._session.meter, self._session.outbox, self._session.inbox
         if listener is not None:
             listener.expect(self.peer, self._loop.adopt)
         self._loop.thread.start()
 
     @classmethod
-    def connect(cls, peer: Worker, identity: Identity, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
+    def connect(cls, peer: Worker, endpoint: Endpoint, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
         """Dial the peer's address, again and again inside the reconnect window."""
-        dialer = Dialer(peer, identity, more.get("options") or LinkOptions(), more.get("service"))
-        return cls(peer, terms, contract, dialer=dialer, **more)
+        assert peer.address is not None
+        return cls(peer, terms, contract, endpoint, peer.address, calls=True, **more)
 
     @classmethod
     def listen(cls, listener: Listener, peer: Worker, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
         """Wait for the peer to dial a listener that knows its certificate."""
-        return cls(peer, terms, contract, listener=listener, **more)
+        return cls(peer, terms, contract, listener.endpoint, listener.where, listener=listener, **more)
 
     @classmethod
-    def accept(cls, connection: Connection, peer: Worker, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
-        """Use one connection that a listener has handed to a service; no other follows it."""
-        link = cls(peer, terms, contract, **more)
-        link._loop.adopt(connection)
+    def accept(cls, listener: Listener, stream: ByteStream, peer: Worker, terms: Terms, contract: Contract, **more: Unpack[More]) -> Link:
+        """Use one stream that a listener has handed to a service; no other follows it."""
+        link = cls(peer, terms, contract, listener.endpoint, listener.where, **more)
+        link._loop.adopt(stream)
         return link
 
     def wait_open(self, timeout: float | None = None) -> None:
         """Return once the link has opened; raise why it did not."""
-        if not self._loop.opened.wait(timeout):
+        if not self._opened.wait(timeout):
             raise TimeoutError(f"the link to {self.peer} did not open in {timeout} s")
-        if self._loop.error is not None:
-            raise self._loop.error
+        if self._session.error is not None:
+            raise self._session.error
 
     def send(self, frame: Frame, timeout: float | None = None) -> None:
         """Queue a frame and return; block only while the channel's credit is used up (TimeoutError). A wrong frame aborts the link."""
@@ -165,7 +173,7 @@ class Link:
         """Deliver what is queued, say goodbye and end the thread; return whether the peer, still there, acknowledged all of it."""
         self._loop.call(self._outbox.finish)  # by the I/O thread: a goodbye must not overtake an abort that was asked for before
         self._loop.thread.join(self.options.close_seconds)
-        self._loop.call(self._loop.stop)
+        self._loop.call(self._session.stop)
         self._loop.thread.join()
         return self._outbox.delivered
 
@@ -175,81 +183,81 @@ class Link:
 
     def abort(self, reason: str, code: Abort = Abort.LOST) -> None:
         """Fail both ends with a reason; calls that wait raise the error that the code means."""
-        self._loop.call(lambda: self._loop.abort(reason, code))
+        self._loop.abort(reason, code)
 
     def echo(self, size: int, count: int, timeout: float) -> list[float]:
         """Send PINGs of a size on the bulk channel; return when they were queued and when each PONG came. The peer's link answers."""
         first = self._echo_token
         self._echo_token += count
         tokens = range(first, first + count)
-        self._loop.heartbeat.echoes.update(dict.fromkeys(tokens, 0.0))
+        self._session.heartbeat.echoes.update(dict.fromkeys(tokens, 0.0))
         filler = bytes(max(0, size - TOKEN.size))
-        started = time.monotonic()
+        started = self._runtime.now()
         for token in tokens:
             self._outbox.put_plain(Frame.make(Kind.PING, TOKEN.pack(token) + filler, channel=Channel.BULK, epoch=self.epoch))
         self._loop.wake()
         deadline = started + timeout
         try:
-            while not self._loop.heartbeat.echoes[first + count - 1]:
-                if self._loop.error is not None:
-                    raise self._loop.error
-                if time.monotonic() > deadline:
+            while not self._session.heartbeat.echoes[first + count - 1]:
+                if self._session.error is not None:
+                    raise self._session.error
+                if self._runtime.now() > deadline:
                     raise TimeoutError(f"{count} echoes of {size} bytes did not come back in {timeout} s")
-                time.sleep(0.002)
-            return [started, *(self._loop.heartbeat.echoes[token] for token in tokens)]
+                self._runtime.sleep(0.002)
+            return [started, *(self._session.heartbeat.echoes[token] for token in tokens)]
         finally:
             for token in tokens:
-                del self._loop.heartbeat.echoes[token]
+                del self._session.heartbeat.echoes[token]
 
     def reset_connection(self) -> None:
         """Break the TCP connection abruptly; for fault tests."""
-        self._loop.call(self._loop.reset)
+        self._loop.reset()
 
     @property
     def newest(self) -> int | None:
         """Return the newest incarnation of the peer that was met."""
-        return self._loop.reception.newest
+        return self._session.reception.newest
 
     @property
     def state(self) -> str:
         """Return connecting, hello, open, broken, closed or failed."""
-        return self._loop.state
+        return self._session.state
 
     @property
     def absent_seconds(self) -> float:
         """Return for how long the peer has not been there; 0 while the link is open, and after its end."""
-        waiting = self._loop.state in ("connecting", "hello", "broken")
-        return time.monotonic() - self._loop.broken_since if waiting else 0.0
+        waiting = self._session.state in ("connecting", "hello", "broken")
+        return self._runtime.now() - self._session.broken_since if waiting else 0.0
 
     @property
     def heard_at(self) -> float:
         """Return when the last byte came over the present connection, or the one before; 0: there was none."""
-        return self._loop.heartbeat.heard_at
+        return self._session.heartbeat.heard_at
 
     @property
     def problem(self) -> str:
         """Return why there is no connection; nothing while there is one."""
-        return "" if self.state == "open" else self._loop.problem.text
+        return "" if self.state == "open" else self._session.problem.text
 
     @property
     def refused(self) -> bool:
         """Tell whether the peer was reached and did not want this worker: another one may have its place."""
-        return self.state != "open" and self._loop.problem.refusal
+        return self.state != "open" and self._session.problem.refusal
 
     @property
     def error(self) -> LinkError | None:
         """Return why the link failed."""
-        return self._loop.error
+        return self._session.error
 
     @property
     def rtt(self) -> float | None:
         """Return the smoothed round trip in seconds; None before the first PONG."""
-        return self._loop.heartbeat.rtt
+        return self._session.heartbeat.rtt
 
     @property
     def congestion(self) -> str:
         """Return TCP's congestion control on the last connection."""
-        return self._loop.congestion
+        return self._session.congestion
 
     def held(self, channel: Channel) -> tuple[int, int]:
         """Return frames and bytes received but not taken."""

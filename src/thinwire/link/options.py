@@ -49,6 +49,9 @@ class LinkOptions:
     unsent_bytes: int = 16 * 2**10
     """Bytes the kernel may hold beyond those in flight; more would queue a snapshot ahead of a payload."""
 
+    held: bool = False
+    """Whether a supervisor on this machine keeps the port to listen on for this worker."""
+
     def __post_init__(self) -> None:
         for name in ("credit_frames", "credit_bytes", "ping_seconds", "silent_seconds", "reconnect_seconds", "establish_seconds"):
             if getattr(self, name) <= 0:

@@ -6,8 +6,6 @@ peer's memory and the I/O thread never has to hold a frame back. Knows no socket
 
 from __future__ import annotations
 
-import threading
-import time
 import zlib
 from collections import deque
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import HEADER_BYTES, PART_BYTES, UNSEQUENCED, Channel, Frame, Header, Kind, encode, pack_header
 from thinwire.link.meter import Meter
 from thinwire.link.options import LinkOptions
+from thinwire.util.runtime import REAL, Runtime
 
 MAX_URGENT = 1024
 """Answers the link owes its peer; a peer that asks faster than it reads gets no more."""
@@ -46,12 +45,12 @@ class Batch:
 class Outbox:
     """Frames between the caller and the wire."""
 
-    def __init__(self, cursor: Cursor, options: LinkOptions, meter: Meter) -> None:
+    def __init__(self, cursor: Cursor, options: LinkOptions, meter: Meter, runtime: Runtime = REAL) -> None:
         self._cursor = cursor
         self._credit_frames = options.credit_frames
         self._credit_bytes = options.credit_bytes
         self._meter = meter
-        self._changed = threading.Condition()
+        self._now, self._changed = runtime.now, runtime.condition()
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in Channel)
         self._urgent: deque[bytes] = deque()
         self._retained: deque[tuple[int, Outgoing, int]] = deque()
@@ -87,9 +86,9 @@ class Outbox:
             return self._error is not None or self._closing or (frames < self._credit_frames and fits)
 
         if not ready():
-            started = time.monotonic()
+            started = self._now()
             arrived = self._changed.wait_for(ready, timeout)
-            self._meter.blocked_seconds += time.monotonic() - started
+            self._meter.blocked_seconds += self._now() - started
             if not arrived:
                 frames, size = self.outstanding(header.channel)
                 raise TimeoutError(

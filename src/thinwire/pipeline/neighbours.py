@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,9 @@ from thinwire.config.profiles import find_profile
 from thinwire.config.sections import LinkConfig, RunConfig
 from thinwire.config.toml import shared_settings
 from thinwire.link.contract import Contract
+from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Abort, LinkError
 from thinwire.link.hello import Terms
-from thinwire.link.identity import Identity
 from thinwire.link.link import Link, More
 from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
@@ -38,7 +38,7 @@ class Neighbours:
     def __init__(
         self,
         roster: Roster,
-        identity: Identity,
+        endpoint: Endpoint,
         worker_id: WorkerId,
         run: str,
         incarnation: int = 0,
@@ -46,7 +46,7 @@ class Neighbours:
         *,
         held: bool = False,
     ) -> None:
-        self.roster, self.identity, self.worker_id, self.run, self.incarnation = roster, identity, worker_id, run, incarnation
+        self.roster, self.endpoint, self.worker_id, self.run, self.incarnation = roster, endpoint, worker_id, run, incarnation
         self.listen, self.held = listen, held
         self.ending = False
         """Whether nobody trains any more: the workers agree on the last step."""
@@ -70,7 +70,7 @@ class Neighbours:
         elif any(map(self._listens_for, contracts)):
             address = self.listen or self.roster.worker(self.worker_id).address
             assert address is not None
-            self.listener = Listener(address, self.identity, workers, options, self.others, held=self.held)
+            self.listener = Listener(address, self.endpoint, workers, replace(options, held=self.held), self.others)
             self.report({"listening": address})
         for worker_id, contract in contracts.items():
             self.opened[worker_id] = self._link(worker_id, config, contract, options)
@@ -104,7 +104,7 @@ class Neighbours:
         if self._listens_for(peer):
             assert self.listener is not None
             return Link.listen(self.listener, self.roster.worker(peer), terms, contract, **more)
-        return Link.connect(self.roster.worker(peer), self.identity, terms, contract, **more)
+        return Link.connect(self.roster.worker(peer), self.endpoint, terms, contract, **more)
 
     def _pass_on(self, peer: WorkerId, error: LinkError) -> None:
         """Fail all other links too: whoever waits there, here or beyond them, must not wait for ever."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -19,7 +18,7 @@ MOST_ADDRESSES = 256
 class Refusals:
     """Log at most one line a second for each address, and ten for all; say with the next one how many were left out."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.latest: deque[str] = deque(maxlen=100)
         """Who and why, those that were not logged included."""

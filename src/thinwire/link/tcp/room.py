@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from thinwire.link.connection import Connection
+from thinwire.link.tcp.stream import TlsStream
 
 MOST_QUIET = 128
 """Connections that have sent nothing yet."""
@@ -30,7 +30,7 @@ class Guest:
     host: str
     name: str
     deadline: float
-    connection: Connection | None = None
+    stream: TlsStream | None = None
     """Made when the first bytes come."""
     member: bool = False
     """Whether it knocked as a member of the roster does."""

@@ -1,0 +1,57 @@
+"""Time, threads and waiting of one worker. Whatever waits is handed one of these, so that a simulation can hand in another."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """The machine's own clock and threads."""
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Let so much time pass."""
+        time.sleep(seconds)
+
+    def uniform(self, low: float, high: float) -> float:
+        """Draw a number between two, so that those who wait for the same thing do not all come at once."""
+        return random.uniform(low, high)
+
+    def condition(self, lock: threading.Lock | None = None) -> threading.Condition:
+        """Make a condition, of a lock of its own or of one that several share."""
+        return threading.Condition(lock)
+
+    def event(self) -> threading.Event:
+        """Make an event."""
+        return threading.Event()
+
+    def thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        """Make a thread that does not keep the process alive; `start` begins it."""
+        return threading.Thread(target=target, name=name, daemon=True)
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Make several calls at the same time; return what each returned."""
+        results: dict[int, T] = {}
+
+        def run(number: int, call: Callable[[], T]) -> None:
+            results[number] = call()
+
+        threads = [self.thread(f"thinwire-call {number}", partial(run, number, call)) for number, call in enumerate(calls)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [results[number] for number in range(len(calls))]
+
+
+REAL = Runtime()
