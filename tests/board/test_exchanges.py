@@ -39,7 +39,7 @@ def test_a_whole_comparison_and_again(config, capsys, monkeypatch):
     assert rows[0]["bytes_per_step_exchange"] == 2 * 4 * rows[0]["trainable_parameters"] == 2 * rows[1]["bytes_per_step_exchange"]
     assert rows[0]["bytes_per_step_boundary"] == rows[1]["bytes_per_step_boundary"] > 0 and rows[0]["bytes_per_step_control"] > 0
     assert list(rows[1]["curve"]) == ["2", "4", "6"] and rows[1]["curve"]["6"] == rows[1]["val_loss"] != rows[0]["val_loss"]
-    assert rows[1]["settings"]["replicas.exchange"] == "local:steps=2,packing=fp32"
+    assert [rows[1]["settings"][f"exchange.{option}"] for option in ("name", "steps", "packing")] == ["local", 2, "fp32"]
     timed = json.loads(Path("out/exchanges/speed/local-steps2-packingfp32-2x2-20mbps_5ms.json").read_text())
     assert timed["turns"][0]["steps"] == 4 and len(timed["peak_rss_bytes"]) == 4
     page = Path("out/exchanges/pair.md").read_text()

@@ -8,6 +8,7 @@ from thinwire.board.cases import with_spec
 from thinwire.board.request import parse_spec, parse_specs
 from thinwire.board.subjects import CODECS, EXCHANGES
 from thinwire.codecs.build import codec_defaults
+from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ReplicasConfig, RunConfig
 
 
@@ -90,8 +91,8 @@ def test_an_exchange_is_a_spec_of_the_configs_own_codec(text, exchange, graph, r
     spec = parse_spec(text, EXCHANGES, "Heading")
     assert (spec.text, spec.heading) == (text, "Heading")
     base = RunConfig(codec=codec_defaults("subspace", rank=6), replicas=ReplicasConfig(count=2))
-    config = with_spec(spec, base, EXCHANGES)
-    assert (config.replicas.exchange, config.replicas.graph, config.train.rate, config.codec) == (exchange, graph, rate, base.codec)
+    config, expected = with_spec(spec, base, EXCHANGES), options_from_spec("exchange", exchange)
+    assert (config.exchange, config.replicas.graph, config.train.rate, config.codec) == (expected, graph, rate, base.codec)
 
 
 def test_what_is_no_exchange():

@@ -17,6 +17,7 @@ from thinwire.board.subjects import EXCHANGES
 from thinwire.cli import main as cli
 from thinwire.cli.compare import parse_compare
 from thinwire.config import registry
+from thinwire.config.options import options_from_spec, spec_of
 from thinwire.run.settings import parse_train
 
 PAIR = ("--replicas.count", "2")
@@ -26,15 +27,16 @@ ERRORS = {
     "--all --exchange allreduce": "both --all and --exchange are given",
     "--exchange allreduce allreduce": "'allreduce' is given twice",
     "--exchange allreduce nosuch": "spec nosuch: unknown exchange 'nosuch'; choose one of allreduce,",
-    "--exchange allreduce local:stps=2": "spec local:stps=2: replicas.exchange 'local:stps=2': local has no option 'stps'",
-    "--exchange allreduce local:steps=0": "local's steps is 0; choose at least 1",
+    "--exchange allreduce local:stps=2": "spec local:stps=2: options: exchange 'local' has no option 'stps'; did you mean steps?",
+    "--exchange allreduce local:steps=0": "exchange.steps is 0; choose at least 1",
     "--exchange allreduce local local:steps=20": "the specs 'local' and 'local:steps=20' are the same settings",
     "--exchange allreduce local:replicas.count=4": "replicas.count must be the same for all specs; give it as --replicas.count",
     "--exchange local": "there is no plain `allreduce` among the specs, whose loss would be the target; add allreduce",
     "--exchange allreduce --train.validate_every 4": "but the target is allreduce's validation loss after half of 6 steps",
     "--exchange allreduce --replicas.count 1": "replicas.count is 1, and an exchange takes place between replicas; add --replicas.count 2",
     "--exchange allreduce --replicas.count 3": "replicas.count is 3, which does not divide train.batch 4",
-    "--exchange allreduce --replicas.exchange local": "name the method behind --exchange",
+    "--exchange allreduce --replicas.exchange local": "name the method, with its options, behind --exchange",
+    "--exchange allreduce --exchange.rank 3": "name the method, with its options, behind --exchange",
     "--exchange allreduce --pipeline.mode workers": "--pipeline.mode is not for thinwire compare",
     "--exchange allreduce --codec.name quantize --codec.warmup 3": "codec.warmup is 3: its uncompressed steps would be timed as compressed",
     "dense --replicas.count 2": "replicas.count is 2, but codecs are compared in one replica; leave it out, or compare --exchange METHODs",
@@ -75,7 +77,7 @@ def test_words_go_where_they_belong(config):
     _, case = prepare(command)
     learning = case.learning(4)
     assert (learning.seed, learning.train.steps, learning.codec.name, learning.pipeline.mode) == (4, 8, "dense", "workers")
-    assert (learning.replicas.exchange, learning.replicas.count, learning.link.profile) == ("local:steps=3", 2, "open")
+    assert (spec_of(learning.exchange), learning.replicas.count, learning.link.profile) == ("local:steps=3", 2, "open")
     assert learning.pipeline.microbatches == case.timed("dsl_2mbps", 8).pipeline.microbatches == 2
     assert case.name(4) == "local-steps3-2x2-8-4"
 
@@ -121,8 +123,8 @@ def test_meetings_are_timed_over_whole_periods(config, words, steps, counted):
 def test_first_steps_that_travel_whole_are_not_timed(config, text, plain, warmup, meeting):
     """They take the time of the reference; what is measured are the others."""
     (case,) = cases(config, "--exchange", text, "--steps", "40")
-    assert case.warmup == warmup and case.learning(0).replicas.exchange == text
-    assert case.timed("dsl_2mbps", 8).replicas.exchange == plain
+    assert case.warmup == warmup and case.learning(0).exchange == options_from_spec("exchange", text)
+    assert case.timed("dsl_2mbps", 8).exchange == options_from_spec("exchange", plain)
     assert case.meeting == meeting
 
 

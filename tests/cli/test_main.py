@@ -53,7 +53,7 @@ def test_help_lists_what_can_be_named(capsys):
         printed = " ".join(capsys.readouterr().out.split())
         named = {
             "--codec.name": CODECS.names(),
-            "--replicas.exchange": EXCHANGES.names(),
+            "--exchange.name": EXCHANGES.names(),
             "--link.profile": PROFILES,
             "--config": packaged(),
         }
@@ -76,7 +76,7 @@ def test_help_lists_what_can_be_named(capsys):
 def test_a_word_without_its_section_names_the_whole_word(capsys, word, hint):
     assert cli.main(["train", "--config", "laptop", word, "8"]) == 2
     error = capsys.readouterr().err
-    assert f"unknown word {word}; " in error and hint in error
+    assert f"unknown option {word}; " in error and hint in error
 
 
 def test_an_option_of_another_codec_names_that_codec(capsys):

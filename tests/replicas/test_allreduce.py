@@ -7,6 +7,7 @@ import torch
 
 from replicas.together import together
 from thinwire.bits.packing import make_packing
+from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ReplicasConfig, RunConfig
 from thinwire.replicas.allreduce import mean
 from thinwire.replicas.exchange import make_exchange
@@ -120,7 +121,7 @@ def test_what_went_in_is_what_came_out_and_what_was_lost(graph):
 
 
 def exchange(text: str, count: int = 2) -> RunConfig:
-    return RunConfig(replicas=ReplicasConfig(count=count, exchange=text))
+    return RunConfig(replicas=ReplicasConfig(count=count), exchange=options_from_spec("exchange", text))
 
 
 @pytest.mark.parametrize("text, least, most", [("allreduce", 0, 1e-6), ("allreduce:packing=bf16", 1e-4, 1e-2)])

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from replicas.together import together
 from thinwire.bits.sparse import Sparse
+from thinwire.config.options import options_from_spec
 from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
-from thinwire.replicas.exchange import read_exchange
 from thinwire.replicas.gravac import COMPRESSORS, Controller, GraVAC, GraVACOptions, Rules, anywhere, ladder, saturated, top
 from thinwire.replicas.peers import Peers
 
@@ -198,7 +198,7 @@ def gradients(replica: int, step: int, dtype: torch.dtype = torch.float64, heavy
 
 
 def make(peers: Peers, dtype: torch.dtype = torch.float64, **options) -> GraVAC:
-    return GraVAC(GraVACOptions(**options), RunConfig(), peers, gradients(0, 0, dtype))
+    return GraVAC(GraVACOptions(name="gravac", **options), RunConfig(), peers, gradients(0, 0, dtype))
 
 
 def run(peers: Peers, exchange: GraVAC, steps: range, dtype: torch.dtype = torch.float64) -> list[dict[str, Tensor]]:
@@ -218,8 +218,10 @@ BUSY = {"minimum": 4.0, "maximum": 64.0, "gain": 0.8, "window": 4, "smoothing": 
 
 def test_it_is_found_by_name_with_its_options():
     assert "gravac" in EXCHANGES.names()
-    kind, options = read_exchange("gravac:minimum=3,gain=0.7,policy=exponential,compressor=randomk")
-    assert kind is GraVAC and options == GraVACOptions(minimum=3.0, gain=0.7, policy="exponential", compressor="randomk")
+    options = options_from_spec("exchange", "gravac:minimum=3,gain=0.7,policy=exponential,compressor=randomk")
+    assert EXCHANGES.load("gravac") is GraVAC and options == GraVACOptions(
+        name="gravac", minimum=3.0, gain=0.7, policy="exponential", compressor="randomk"
+    )
     options.check(RunConfig())
     (exchange,) = together(1, make)
     assert exchange.talks_before(0) and not exchange.talks_after(0)
@@ -240,8 +242,8 @@ def test_it_is_found_by_name_with_its_options():
     ],
 )
 def test_options_that_cannot_work_are_refused(options):
-    with pytest.raises(ValueError, match=f"gravac: {next(iter(options))} is .*; choose"):
-        GraVACOptions(**options).check(RunConfig())
+    with pytest.raises(ValueError, match=rf"exchange\.{next(iter(options))} is .*; choose"):
+        GraVACOptions(name="gravac", **options).check(RunConfig())
 
 
 def test_the_default_begins_where_a_gaussian_can_be_compressed():

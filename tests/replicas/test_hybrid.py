@@ -12,8 +12,9 @@ from replicas.together import together
 from thinwire.bits.grid import make_grid
 from thinwire.bits.packing import make_packing
 from thinwire.codecs.build import codec_defaults, make_codec
+from thinwire.config.options import options_from_spec
 from thinwire.config.sections import PipelineConfig, ReplicasConfig, RunConfig
-from thinwire.replicas.exchange import make_exchange, read_exchange
+from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.hybrid import PRESETS, Hybrid
 from thinwire.replicas.peers import Peers
 
@@ -21,12 +22,14 @@ SHAPES = {"matrix": (64, 512), "vector": (512,)}
 
 
 def config_of(text: str, stages: int = 2, codec: str = "dense", **options) -> RunConfig:
-    replicas = ReplicasConfig(count=2, exchange=f"hybrid{text}")
-    return RunConfig(replicas=replicas, pipeline=PipelineConfig(stages=stages), codec=codec_defaults(codec, **options))
+    exchange = options_from_spec("exchange", f"hybrid{text}")
+    return RunConfig(
+        replicas=ReplicasConfig(count=2), exchange=exchange, pipeline=PipelineConfig(stages=stages), codec=codec_defaults(codec, **options)
+    )
 
 
 def check(config: RunConfig) -> None:
-    read_exchange(config.replicas.exchange)[1].check(config)
+    config.exchange.check(config)
 
 
 def script(step: int, replica: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -119,13 +122,13 @@ def test_any_boundary_goes_with_int8_and_none_is_asked_for_where_there_is_none()
         (":preset=naive", "dense", {}, "in 8 bits per value, but codec.name is dense; add --codec.name quantize"),
         (":preset=naive", "quantize", {"bits": 4}, "in 8 bits per value, but codec.bits is 4; add --codec.bits 8"),
         (":preset=naive", "quantize", {"bits": 8, "backward_bits": 2}, "codec.backward_bits is 2; leave --codec.backward_bits out"),
-        (":preset=naive,rate=12", "dense", {}, "the rate of hybrid is 12, but no codec sends .* choose one of 3, 4, 8, 16, 32"),
-        (":preset=zhybrid,high_rate=24", "dense", {}, "the high_rate of hybrid is 24, but no codec sends .* choose one of 3, 4, 8, 16, 32"),
-        (":preset=mz", "dense", {}, "the preset of hybrid is 'mz'; choose one of int8, mzhybrid, zhybrid, naive"),
-        (":rate=12", "dense", {}, "the rate of hybrid is 12, but preset int8 always takes 8 bits; leave rate out"),
-        (":high_rate=32", "dense", {}, "the high_rate of hybrid is 32, but only preset zhybrid has one; leave it out"),
+        (":preset=naive,rate=12", "dense", {}, r"exchange\.rate is 12, but no codec sends .* choose one of 3, 4, 8, 16, 32"),
+        (":preset=zhybrid,high_rate=24", "dense", {}, r"exchange\.high_rate is 24, but no codec sends .* choose one of 3, 4, 8, 16, 32"),
+        (":preset=mz", "dense", {}, r"exchange\.preset is 'mz'; choose one of int8, mzhybrid, zhybrid, naive"),
+        (":rate=12", "dense", {}, r"exchange\.rate is 12, but preset int8 always takes 8 bits; leave rate out"),
+        (":high_rate=32", "dense", {}, r"exchange\.high_rate is 32, but only preset zhybrid has one; leave it out"),
         (":preset=mzhybrid,rate=2", "lossless", {}, "zfp is given 2 bits per value; choose 3 to 32"),
-        (":preset=mzhybrid,rate=4,feedback=true", "lossless", {}, "the rate of hybrid is 4 with feedback, .* choose 6 or more, or"),
+        (":preset=mzhybrid,rate=4,feedback=true", "lossless", {}, r"exchange\.rate is 4 with feedback, .* choose 6 or more, or"),
     ],
 )
 def test_what_does_not_go_together_is_refused(text, codec, options, told):

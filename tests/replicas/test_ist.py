@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from helpers import TINY, make_pipeline, random_ids
 from replicas.together import together
+from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
 from thinwire.model.ends import Context
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer, rate_factor
 from thinwire.pipeline.inprocess import Pipeline
-from thinwire.replicas.exchange import make_exchange, read_exchange
+from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.ist import deal, gain, keep_block, own_block, partition, put_block, quotas, read_shares, writing_gains
 
 SMALL = replace(TINY, layers=2, context=6)
@@ -155,7 +156,11 @@ class Replica:
 
 def configured(spec: str, model: ModelConfig = SMALL, steps: int = 100, count: int = 2, **train) -> RunConfig:
     return RunConfig(
-        seed=3, model=model, train=TrainConfig(steps=steps, warmup=0, **train), replicas=ReplicasConfig(count=count, exchange=spec)
+        seed=3,
+        model=model,
+        train=TrainConfig(steps=steps, warmup=0, **train),
+        replicas=ReplicasConfig(count=count),
+        exchange=options_from_spec("exchange", spec),
     )
 
 
@@ -262,7 +267,7 @@ def test_a_run_continues_from_its_checkpoint_bit_for_bit(stop, moments):
 def test_bad_options_and_another_partition_within_a_round_are_refused():
     for spec, word in (("ist:steps=0", "steps is 0"), ("ist:shares=3/1/1", "2 replicas"), ("ist:shares=3/0", "at least 1")):
         with pytest.raises(ValueError, match=word):
-            read_exchange(spec)[1].check(configured(spec))
+            configured(spec).exchange.check(configured(spec))
 
     def task(peers):
         replica = Replica(configured("ist:steps=2"), peers).run(range(1))

@@ -7,15 +7,18 @@ import torch
 from torch import Tensor
 
 from replicas.together import together
+from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ReplicasConfig, RunConfig, TrainConfig
-from thinwire.replicas.exchange import make_exchange, read_exchange
+from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.local import Local
 
 SHAPES = {"matrix": (6, 9), "gains": (5,), "table": (11, 4)}
 
 
 def configured(spec: str, steps: int, count: int = 3, graph: str = "complete") -> RunConfig:
-    return RunConfig(train=TrainConfig(steps=steps), replicas=ReplicasConfig(count=count, exchange=spec, graph=graph))
+    return RunConfig(
+        train=TrainConfig(steps=steps), replicas=ReplicasConfig(count=count, graph=graph), exchange=options_from_spec("exchange", spec)
+    )
 
 
 def beginning(dtype: torch.dtype) -> dict[str, Tensor]:
@@ -189,7 +192,7 @@ def test_when_replicas_meet():
 )
 def test_bad_options_are_refused(spec, word):
     with pytest.raises(ValueError, match=word):
-        read_exchange(spec)[1].check(configured(spec, 5))
+        configured(spec, 5).exchange.check(configured(spec, 5))
 
 
 def test_a_state_with_gaps_is_refused():

@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from replicas.together import together
+from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ReplicasConfig, RunConfig, TrainConfig
-from thinwire.replicas.exchange import make_exchange, read_exchange
+from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.graph import Graph, make_graph
 from thinwire.replicas.powergossip import PowerGossip, directions_drawn, goes_forward, orthonormal, part, product
 
 RING = make_graph("ring", 8)
 SHARE = 1 / 3
 CONFIG = RunConfig(
-    seed=5, train=TrainConfig(steps=1000), replicas=ReplicasConfig(count=8, graph="ring", exchange="powergossip:iterations=1")
+    seed=5,
+    train=TrainConfig(steps=1000),
+    replicas=ReplicasConfig(count=8, graph="ring"),
+    exchange=options_from_spec("exchange", "powergossip:iterations=1"),
 )
 
 
@@ -153,7 +157,7 @@ def run(method: PowerGossip, named: dict[str, Tensor], steps: range) -> dict[str
 @pytest.mark.parametrize("warm", [True, False])
 def test_the_method_on_threads_is_the_simulation(rank, warm):
     spec = f"powergossip:iterations=3,rank={rank},warm={str(warm).lower()}"
-    config = replace(CONFIG, seed=0, replicas=ReplicasConfig(count=8, graph="ring", exchange=spec))
+    config = replace(CONFIG, seed=0, exchange=options_from_spec("exchange", spec))
 
     def task(peers):
         named = parameters_of(peers.index)
@@ -176,9 +180,7 @@ def test_the_method_on_threads_is_the_simulation(rank, warm):
 
 @pytest.mark.parametrize("warm", ["true", "false"])
 def test_a_run_continues_from_its_state_bit_for_bit_and_ends_with_one_model(warm):
-    config = replace(
-        CONFIG, train=TrainConfig(steps=7), replicas=replace(CONFIG.replicas, exchange=f"powergossip:iterations=3,warm={warm}")
-    )
+    config = replace(CONFIG, train=TrainConfig(steps=7), exchange=options_from_spec("exchange", f"powergossip:iterations=3,warm={warm}"))
 
     def whole(peers):
         named = parameters_of(peers.index, torch.float32)
@@ -232,9 +234,9 @@ def test_a_moved_basis_turns_the_directions_that_lie_in_coordinates():
 def test_options_and_a_state_with_gaps_are_refused():
     for spec, word in (("powergossip:rank=0", "rank is 0"), ("powergossip:iterations=0", "iterations is 0")):
         with pytest.raises(ValueError, match=word):
-            read_exchange(spec)[1].check(CONFIG)
+            options_from_spec("exchange", spec).check(CONFIG)
 
-    other = replace(CONFIG, replicas=replace(CONFIG.replicas, exchange="powergossip:iterations=1,rank=2"))
+    other = replace(CONFIG, exchange=options_from_spec("exchange", "powergossip:iterations=1,rank=2"))
 
     def task(peers):
         method = make_exchange(CONFIG, peers, parameters_of(peers.index))

@@ -13,6 +13,7 @@ import torch
 from patience import HANG
 from replicas import referee
 from replicas.together import together
+from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig
 from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.peers import Peers
@@ -22,7 +23,7 @@ Script = Callable[[int, int], dict[str, torch.Tensor]]
 
 
 def config_of(rank: int, count: int = 2, seed: int = 0) -> RunConfig:
-    return RunConfig(seed=seed, replicas=ReplicasConfig(count=count, exchange=f"powersgd:rank={rank}"))
+    return RunConfig(seed=seed, replicas=ReplicasConfig(count=count), exchange=options_from_spec("exchange", f"powersgd:rank={rank}"))
 
 
 def exchange_of(peers: Peers, rank: int, like: dict[str, torch.Tensor], seed: int = 0) -> PowerSGD:
@@ -279,13 +280,15 @@ def test_sums_and_products_are_right():
 
 @pytest.mark.parametrize("rank", [0, -1, 256, 1000])
 def test_ranks_that_gain_nothing_are_refused(rank):
-    config = RunConfig(model=ModelConfig(width=256), replicas=ReplicasConfig(count=2, exchange=f"powersgd:rank={rank}"))
-    with pytest.raises(ValueError, match=f"the rank of powersgd is {rank}; .* width 256 .* 1 to 255; choose one such as 4"):
+    config = RunConfig(
+        model=ModelConfig(width=256), replicas=ReplicasConfig(count=2), exchange=options_from_spec("exchange", f"powersgd:rank={rank}")
+    )
+    with pytest.raises(ValueError, match=f"exchange.rank is {rank}; .* width 256 .* 1 to 255; choose one such as 4"):
         together(2, lambda peers: make_exchange(config, peers, {}))
 
 
 def test_first_steps_travel_whole_where_asked():
-    config = RunConfig(replicas=ReplicasConfig(count=2, exchange="powersgd:rank=2,warmup=1"))
+    config = RunConfig(replicas=ReplicasConfig(count=2), exchange=options_from_spec("exchange", "powersgd:rank=2,warmup=1"))
     gradients = [{"matrix": torch.randn(20, 15, generator=torch.Generator().manual_seed(replica))} for replica in range(2)]
 
     def task(peers):

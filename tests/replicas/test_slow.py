@@ -18,6 +18,7 @@ from torch import nn
 from faults.inject import GO, Fault, train_with
 from patience import HANG
 from replicas.together import together
+from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
 from thinwire.link.peer import WorkerId
 from thinwire.model.cut import StagePlan
@@ -120,7 +121,10 @@ def parameters() -> dict[str, nn.Parameter]:
 def progress(method: str, graph: str) -> list[tuple[int, int]]:
     """Let all replicas do their steps; return in order who has finished which."""
     config = RunConfig(
-        model=MODEL, train=TrainConfig(steps=STEPS, batch=REPLICAS), replicas=ReplicasConfig(count=REPLICAS, exchange=method, graph=graph)
+        model=MODEL,
+        train=TrainConfig(steps=STEPS, batch=REPLICAS),
+        replicas=ReplicasConfig(count=REPLICAS, graph=graph),
+        exchange=options_from_spec("exchange", method),
     )
     config = replace(config, pipeline=replace(config.pipeline, stages=1, microbatches=1))
     finished: list[tuple[int, int]] = []

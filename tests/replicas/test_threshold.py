@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from replicas.together import together
 from thinwire.bits.sparse import Sparse
+from thinwire.config.options import options_from_spec
 from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
-from thinwire.replicas.exchange import read_exchange
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.threshold import HeldThreshold, ThresholdExchange, ThresholdExchangeOptions, choose_sent
 
@@ -41,7 +41,7 @@ def gradients(replica: int, step: int, dtype: torch.dtype = torch.float64) -> di
 
 
 def make(peers: Peers, like: dict[str, Tensor], **options) -> ThresholdExchange:
-    return ThresholdExchange(ThresholdExchangeOptions(**options), RunConfig(), peers, like)
+    return ThresholdExchange(ThresholdExchangeOptions(name="threshold", **options), RunConfig(), peers, like)
 
 
 def alone(**options) -> ThresholdExchange:
@@ -61,8 +61,10 @@ def train(peers: Peers, steps: int, dtype: torch.dtype = torch.float64, **option
 
 def test_it_is_found_by_name_with_its_options():
     assert "threshold" in EXCHANGES.names()
-    kind, options = read_exchange("threshold:density=0.05,lifespan=7,feedback=false")
-    assert kind is ThresholdExchange and options == ThresholdExchangeOptions(density=0.05, lifespan=7, feedback=False)
+    options = options_from_spec("exchange", "threshold:density=0.05,lifespan=7,feedback=false")
+    assert EXCHANGES.load("threshold") is ThresholdExchange and options == ThresholdExchangeOptions(
+        name="threshold", density=0.05, lifespan=7, feedback=False
+    )
     assert alone().talks_before(0) and not alone().talks_after(0)
 
 
@@ -70,9 +72,9 @@ def test_it_is_found_by_name_with_its_options():
     "options", [{"density": 0.0}, {"density": 1.5}, {"density": math.nan}, {"lifespan": 0}, {"slack": 1.0}, {"warmup": -1}]
 )
 def test_options_that_cannot_work_are_refused(options):
-    with pytest.raises(ValueError, match=f"threshold: {next(iter(options))} is .*; choose"):
-        ThresholdExchangeOptions(**options).check(RunConfig())
-    ThresholdExchangeOptions().check(RunConfig())
+    with pytest.raises(ValueError, match=rf"exchange\.{next(iter(options))} is .*; choose"):
+        ThresholdExchangeOptions(name="threshold", **options).check(RunConfig())
+    ThresholdExchangeOptions(name="threshold").check(RunConfig())
 
 
 def test_nothing_is_lost():
@@ -89,7 +91,11 @@ def test_nothing_is_lost():
 @pytest.mark.parametrize("tied", [False, True])
 def test_lifespan_of_one_step_is_topk(tied):
     """The same support as `torch.topk`, in every step and with ties (criterion 2)."""
-    memory, residual, options = HeldThreshold(torch.zeros(())), torch.zeros(30, 40), ThresholdExchangeOptions(lifespan=1, density=0.03)
+    memory, residual, options = (
+        HeldThreshold(torch.zeros(())),
+        torch.zeros(30, 40),
+        ThresholdExchangeOptions(name="threshold", lifespan=1, density=0.03),
+    )
     for step in range(30):
         total = residual + torch.randn(30, 40, generator=torch.Generator().manual_seed(step))
         total = total.round() if tied else total
@@ -101,10 +107,10 @@ def test_lifespan_of_one_step_is_topk(tied):
 
 def test_between_renewals_all_that_reaches_the_threshold_is_sent():
     total = torch.tensor([[3.0, -2.0, 1.0, 0.0], [math.nan, 1.9, -math.inf, 2.0]])
-    mask, memory = choose_sent(total, HeldThreshold(torch.tensor(2.0), 99, 1), 100, ThresholdExchangeOptions(density=0.1))
+    mask, memory = choose_sent(total, HeldThreshold(torch.tensor(2.0), 99, 1), 100, ThresholdExchangeOptions(name="threshold", density=0.1))
     assert mask.tolist() == [[True, True, False, False], [True, False, True, True]]
     assert memory == HeldThreshold(torch.tensor(2.0), 99, 5)
-    mask, _ = choose_sent(total, HeldThreshold(torch.tensor(0.0), 99, 1), 100, ThresholdExchangeOptions(density=0.1))
+    mask, _ = choose_sent(total, HeldThreshold(torch.tensor(0.0), 99, 1), 100, ThresholdExchangeOptions(name="threshold", density=0.1))
     assert mask.count_nonzero() == 7  # zeros never
 
 
@@ -113,7 +119,7 @@ def test_a_threshold_whose_density_was_off_is_renewed_early(scale):
     def taken(slack):
         memory, options, found = (
             HeldThreshold(torch.zeros(())),
-            ThresholdExchangeOptions(density=0.05, lifespan=50, slack=slack, feedback=False),
+            ThresholdExchangeOptions(name="threshold", density=0.05, lifespan=50, slack=slack, feedback=False),
             [],
         )
         for step in range(500, 520):
@@ -169,8 +175,8 @@ def descend(options: ThresholdExchangeOptions | None, steps: int = STEPS) -> tup
 def test_it_learns_as_well_as_all_gradients_but_not_without_feedback():
     """Criterion 3."""
     dense, _ = descend(None)
-    with_feedback, _ = descend(ThresholdExchangeOptions(lifespan=10))
-    without, _ = descend(ThresholdExchangeOptions(lifespan=10, feedback=False))
+    with_feedback, _ = descend(ThresholdExchangeOptions(name="threshold", lifespan=10))
+    without, _ = descend(ThresholdExchangeOptions(name="threshold", lifespan=10, feedback=False))
     assert dense == pytest.approx(0.525, abs=0.01)
     assert abs(with_feedback - dense) < 0.01
     assert without - dense > 0.1
@@ -191,7 +197,7 @@ def test_replicas_that_exchange_learn_as_the_plain_loop_does():
         return final_loss(weights.flatten()), densities
 
     results = together(REPLICAS, task)
-    loss, densities = descend(ThresholdExchangeOptions(lifespan=10), steps)
+    loss, densities = descend(ThresholdExchangeOptions(name="threshold", lifespan=10), steps)
     assert loss < 0.65  # from 0.693
     assert all(found == pytest.approx(loss, abs=1e-9) for found, _ in results)
     logged = [sum(step) / REPLICAS for step in zip(*(found for _, found in results), strict=True)]
@@ -209,7 +215,7 @@ def test_density_is_held_where_a_first_threshold_would_overshoot():
             tau = residual.abs().topk(20).values[-1]
         naive.append(float((residual.abs() >= tau).float().mean()))
         residual = residual.masked_fill(residual.abs() >= tau, 0)
-        mask, memory = choose_sent(held + gradient, memory, step, ThresholdExchangeOptions(lifespan=100))
+        mask, memory = choose_sent(held + gradient, memory, step, ThresholdExchangeOptions(name="threshold", lifespan=100))
         held = (held + gradient).masked_fill(mask, 0)
         densities.append(memory.kept / SIZE)
     assert sum(naive) / STEPS > 0.04

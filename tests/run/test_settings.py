@@ -184,8 +184,8 @@ def test_settings_import_no_torch():
 # Refused words and files ----------------------------------------------------------------------------------------------------------------
 
 WORDS_REFUSED = [
-    (["--train.step", "3"], ["unknown word --train.step;", "did you mean --train.steps?"]),
-    (["--stages", "3"], ["unknown word --stages;", "--pipeline.stages"]),
+    (["--train.step", "3"], ["unknown option --train.step;", "did you mean --train.steps?"]),
+    (["--stages", "3"], ["unknown option --stages;", "--pipeline.stages"]),
     (["--resum"], ["--resum;", "did you mean --resume?"]),
     (["--codec.name", "dense", "--codec.rank", "4"], ["'dense' has no option 'rank'", "it has name, dtype, bits"]),
     (["--codec.rnk", "4"], ["'subspace' has no option 'rnk'", "rank"]),

@@ -15,11 +15,13 @@ from thinwire.board.request import OURS, Request, Spec, parse_spec
 from thinwire.board.rows import corpus_name, data_settings, row_settings, trained_on
 from thinwire.board.subjects import Subject
 from thinwire.config import registry
+from thinwire.config.options import CHOSEN
 from thinwire.config.sections import RunConfig
-from thinwire.config.toml import flatten, from_table, load_config, near, to_toml
+from thinwire.config.toml import flatten, load_config, to_toml
+from thinwire.config.values import from_table, near
 from thinwire.pipeline.inprocess import build_codec
 from thinwire.run.check import check
-from thinwire.run.settings import parse, resolve, scan
+from thinwire.run.settings import parse, resolve
 
 EQUAL = {"train.batch", "train.validation_sequences", "model.context", "model.vocabulary", "data.cache"}
 EQUAL |= {"data.source", "data.tokenizer", "data.text_column", "data.max_tokens", "replicas.count"}
@@ -123,7 +125,7 @@ def options_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     """Write the options of `thinwire train` that lead from some settings to others of the same method."""
     options = []
     for name, value in after.items():
-        if name == "codec.name" or value == before[name]:
+        if value == before[name]:
             continue
         if isinstance(value, bool):
             options.append(f"--{name}" if value else "--" + ".no_".join(name.rsplit(".", 1)))
@@ -135,7 +137,7 @@ def options_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 def prepare(request: Request) -> list[Case]:
     """Make the cases of a comparison, or raise ValueError for the first thing that cannot work."""
     subject, options = request.subject, list(request.options)
-    start = parse(options, scan(options), load_config(request.config))
+    start = parse(options, load_config(request.config))
     subject.refuse_config(start)
     seeds, steps = request.seeds or (start.seed,), request.steps or start.train.steps
     train, pipeline = replace(start.train, steps=steps, seconds=None), replace(start.pipeline, mode=subject.mode)
@@ -168,7 +170,8 @@ def replace_setting(config: RunConfig, name: str, value: Any) -> RunConfig:
     if name in EQUAL or name in OURS:
         raise ValueError(f"{name} must be the same for all specs; {OURS.get(name, f'give it as --{name} behind the specs')}")
     section, _, field = name.partition(".")
-    known = {entry.name for entry in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, entry.name))} - {"codec"}
+    sections = {entry.name for entry in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, entry.name))}
+    known = sections - CHOSEN.keys()
     if section not in known:
         raise ValueError(f"there is no section {section!r} of the settings for {name}; {near(section, known)}")
     table = dataclasses.asdict(getattr(config, section)) | {field: value}
@@ -190,7 +193,7 @@ def check_together(cases: list[Case], request: Request) -> None:
     """Refuse a list that cannot be scored, and a folder that cannot be written: this comes last, since it makes the folder."""
     for number, case in enumerate(cases):
         for other in cases[:number]:
-            if case.subject.identity(case.config) == case.subject.identity(other.config):
+            if case.config == other.config:
                 raise ValueError(f"the specs {other.spec.text!r} and {case.spec.text!r} are the same settings; leave one out")
     if request.target is None:
         check_reference(cases, request.subject.reference)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.config.specs import split_spec
+from thinwire.config.options import split_spec
 
 if TYPE_CHECKING:
     from thinwire.board.subjects import Subject

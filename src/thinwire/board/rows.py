@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from thinwire.config.earlier import modern_settings
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import CONFIG_FILE, flatten, read_config
 from thinwire.util.files import write_atomic
@@ -27,7 +28,7 @@ def read_row(path: Path, config: RunConfig, ignored: frozenset[str] = frozenset(
         return None
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-        settings, made = dict(row["settings"]), row["format"]
+        settings, made = modern_settings(row["settings"]), row["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a row of a comparison ({error}); delete it to make it again") from None
     if made != FORMAT:
@@ -46,7 +47,8 @@ def refuse_row_of_others(
 ) -> None:
     """Raise ValueError for the first setting that differs from those of a finished row or run."""
     wanted = row_settings(config)
-    defaults = flatten(RunConfig(codec=type(config.codec)(name=config.codec.name)))
+    codec, exchange = (type(chosen)(name=chosen.name) for chosen in (config.codec, config.exchange))
+    defaults = flatten(RunConfig(codec=codec, exchange=exchange))
     for name in wanted | dict(made_with):
         # A setting that came with a later version and stands at its default is what that row had.
         there = made_with[name] if name in made_with else defaults.get(name)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from thinwire.board.report import MISSING, figure_text, loss_text, seconds_text, time_text, times
 from thinwire.board.rows import Row, read_lines
 from thinwire.board.score import SpecRows, Standing, mean_of
+from thinwire.config import registry
+from thinwire.config.options import choose_options, options_from_table
 from thinwire.config.sections import RunConfig
 
 if TYPE_CHECKING:
@@ -65,9 +67,6 @@ class Subject(Protocol):
 
     def plain(self, spec: Spec, config: RunConfig) -> tuple[list[str], RunConfig]:
         """Return options of `thinwire train` that name the method, and the settings with nothing but that name."""
-
-    def identity(self, config: RunConfig) -> Any:
-        """Return what is equal for equal settings, however a spec is written."""
 
     def warmup(self, config: RunConfig) -> int:
         """Return how many steps at the start cross uncompressed."""
@@ -136,19 +135,10 @@ class Codecs:
             raise ValueError(f"pipeline.stages is {stages}, so nothing crosses a boundary; choose 2 or more")
 
     def apply(self, spec: Spec, config: RunConfig) -> RunConfig:
-        from thinwire.config import registry
-        from thinwire.config.toml import from_table
-
-        options = {"name": spec.method, **dict(spec.options)}
-        return replace(config, codec=from_table(registry.CODECS.load(spec.method).Options, options, "options", "codec"))
+        return replace(config, codec=options_from_table("codec", {**dict(spec.options), "name": spec.method}, "options"))
 
     def plain(self, spec: Spec, config: RunConfig) -> tuple[list[str], RunConfig]:
-        from thinwire.run.settings import chosen_codec
-
-        return ["--codec.name", spec.method], replace(config, codec=chosen_codec(config.codec, spec.method))
-
-    def identity(self, config: RunConfig) -> Any:
-        return config
+        return ["--codec.name", spec.method], replace(config, codec=choose_options("codec", config.codec, spec.method))
 
     def warmup(self, config: RunConfig) -> int:
         from thinwire.codecs.base import LossyOptions
@@ -162,8 +152,6 @@ class Codecs:
         return 0
 
     def keeps_microbatches(self, config: RunConfig) -> bool:
-        from thinwire.config import registry
-
         return registry.CODECS.load(config.codec.name).depends_on_microbatch
 
     def grid(self, config: RunConfig) -> str:
@@ -225,8 +213,8 @@ class Exchanges:
     }
 
     def refuse_option(self, name: str) -> None:
-        if name == "replicas.exchange":
-            raise ValueError("--replicas.exchange is not for thinwire compare --exchange; name the method behind --exchange")
+        if name == "replicas.exchange" or name.startswith("exchange."):
+            raise ValueError(f"--{name} is not for thinwire compare --exchange; name the method, with its options, behind --exchange")
 
     def refuse_config(self, config: RunConfig) -> None:
         if config.replicas.count == 1:
@@ -235,34 +223,24 @@ class Exchanges:
             raise ValueError(f"codec.warmup is {warmup}: its uncompressed steps would be timed as compressed ones; add --codec.warmup 0")
 
     def apply(self, spec: Spec, config: RunConfig) -> RunConfig:
-        own = [item for item in spec.text.partition(":")[2].split(",") if item and "." not in item.partition("=")[0]]
-        return replace(config, replicas=replace(config.replicas, exchange=":".join([spec.method, *([",".join(own)] if own else [])])))
+        return replace(config, exchange=options_from_table("exchange", {**dict(spec.options), "name": spec.method}, "options"))
 
     def plain(self, spec: Spec, config: RunConfig) -> tuple[list[str], RunConfig]:
-        return [], config
-
-    def identity(self, config: RunConfig) -> Any:
-        from thinwire.replicas.exchange import read_exchange
-
-        return replace(config, replicas=replace(config.replicas, exchange="")), read_exchange(config.replicas.exchange)
+        return ["--exchange.name", spec.method], replace(config, exchange=choose_options("exchange", config.exchange, spec.method))
 
     def warmup(self, config: RunConfig) -> int:
-        from thinwire.replicas.exchange import without_warmup
-
-        return without_warmup(config.replicas.exchange)[1]
+        return getattr(config.exchange, "warmup", 0)
 
     def compressed(self, config: RunConfig) -> RunConfig:
-        from thinwire.replicas.exchange import without_warmup
-
-        return replace(config, replicas=replace(config.replicas, exchange=without_warmup(config.replicas.exchange)[0]))
+        return replace(config, exchange=replace(config.exchange, warmup=0)) if self.warmup(config) else config
 
     def meeting(self, config: RunConfig) -> int:
-        from thinwire.replicas.exchange import read_exchange
         from thinwire.replicas.graph import make_graph
         from thinwire.replicas.peers import Peers
 
-        kind, options = read_exchange(self.compressed(config).replicas.exchange)
-        asked = kind(options, config, Peers(0, make_graph("complete", 1), {}), {})  # nothing is exchanged: it is only asked
+        options = self.compressed(config).exchange
+        # Nothing is exchanged: it is only asked.
+        asked = registry.EXCHANGES.load(options.name)(options, config, Peers(0, make_graph("complete", 1), {}), {})
         # The end of a run is a meeting too.
         return next(step + 1 for step in range(config.train.steps) if asked.talks_before(step) or asked.talks_after(step))
 

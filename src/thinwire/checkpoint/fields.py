@@ -66,6 +66,7 @@ NEWER_RULES: dict[str, Rule] = {
 OPTIONAL_RULES: dict[str, Rule] = {
     "stateless": (is_list_of_names, "a list of names"),
     "everyone": (lambda value: type(value) is int and -1 <= value <= LARGEST, "a whole number from -1 on"),
+    "exchange": TEXT,
     "settings": TEXT,
     "config": TEXT,
 }

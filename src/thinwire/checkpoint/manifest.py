@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.checkpoint.fields import check_fields, is_flat
+from thinwire.config.earlier import earlier_settings
+from thinwire.config.options import spec_of
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import ADJUSTABLE, RESHAPING, shared_settings
 from thinwire.model.cut import StagePlan, cut_layers
@@ -31,10 +33,11 @@ FREE = frozenset({"split", "microbatches"})
 def facts(config: RunConfig, data: str) -> dict[str, Any]:
     """List what a checkpoint must know of its run: settings and data, which a resume keeps, and its shape, which a resume may change."""
     lasting = {word: value for word, value in shared_settings(config).items() if word not in ADJUSTABLE | RESHAPING}
+    lasting, exchange = earlier_settings(lasting, config.exchange), spec_of(config.exchange) if config.replicas.count > 1 else ""
     digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     split = ",".join(str(len(layers)) for layers in ranges)
-    return {"settings": digest, "data": data, "split": split, "microbatches": config.pipeline.microbatches}
+    return {"settings": digest, "exchange": exchange, "data": data, "split": split, "microbatches": config.pipeline.microbatches}
 
 
 def shape_of(facts: dict[str, Any]) -> str:
@@ -107,6 +110,8 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
     expected = {"stage": index} | {name: value for name, value in facts.items() if name not in FREE}
     if "settings" not in manifest and "config" in manifest:
         expected.pop("settings", None)  # an earlier one: it hashed what a resume may change too
+    if "exchange" not in manifest and expected.pop("exchange", ""):
+        expected.pop("settings", None)  # its hash holds the exchange as it was typed, which config.toml has been compared by
     for name, value in expected.items():
         if manifest.get(name) != value:
             raise ValueError(

@@ -54,7 +54,7 @@ def parse_memory(argv: list[str]) -> MemoryCommand:
             raise ValueError(f"--{word} is not for thinwire memory: {why}; leave it out")
     if budget := getattr(mine, "memory.budget"):
         rest += ["--memory.budget", budget]
-    config = parse(rest, scan(rest), load_config(mine.config or DEFAULT_CONFIG))
+    config = parse(rest, load_config(mine.config or DEFAULT_CONFIG))
     check(config)
     if not 0 <= mine.stage < config.pipeline.stages:
         raise ValueError(f"--stage is {mine.stage}, the stages are 0 to {config.pipeline.stages - 1}; choose one of them")

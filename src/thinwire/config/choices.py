@@ -18,7 +18,7 @@ def choices() -> dict[str, str]:
     return {
         "--model.architecture": ", ".join(ARCHITECTURES.names()),
         "--codec.name": ", ".join(CODECS.names()),
-        "--replicas.exchange": ", ".join(EXCHANGES.names()),
+        "--exchange.name": ", ".join(EXCHANGES.names()),
         "--link.profile": f"{', '.join(PROFILES)}, or your own such as 20mbps_30ms",
         "--config": f"{', '.join(config_names())}, or a file that ends in .toml",
     }

@@ -1,14 +1,16 @@
 """The settings of a run: one frozen dataclass per section of the TOML file.
 
-A leaf of the package, free of torch, so that `--help`, tests and supervisors read settings quickly. A codec's own options are not here
-but beside the codec (`codecs/`); `RunConfig.codec` holds whichever codec's dataclass the name selects. Reading files and the command
-line is `run/settings.py`'s job.
+A leaf of the package, free of torch, so that `--help`, tests and supervisors read settings quickly. The options of a codec or an exchange
+are not here but beside its class; `RunConfig.codec` and `RunConfig.exchange` hold whichever dataclass the name selects. Reading files and
+the command line is `run/settings.py`'s job.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from thinwire.config.registry import EXCHANGES
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["fp32", "bf16", "fp64"]
@@ -157,8 +159,6 @@ class ReplicasConfig:
 
     count: int = 1
     """Replicas, R; each takes `train.batch` / R sequences of a step."""
-    exchange: str = "allreduce"
-    """How replicas learn from each other, with options: allreduce, hybrid:preset=int8, powersgd:rank=4, local:steps=20, ..."""
     graph: str = "complete"
     """Which replicas are joined: complete, ring, torus, or edges such as 0-1,1-2; gossip takes weights too: 0-1:0.25,1-2:0.25."""
 
@@ -171,6 +171,11 @@ class MemoryConfig:
     """Most memory of each stage here, such as 2GB or 1.5GiB: what does not fit is recomputed or offloaded. Unset: no limit."""
     folder: str | None = None
     """Folder for what a CPU stage offloads, on a fast disk; unset: the run folder."""
+
+
+def default_exchange() -> Any:
+    """Return the options of an exchange that loses nothing."""
+    return EXCHANGES.load("allreduce").Options(name="allreduce")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +194,8 @@ class RunConfig:
     """The chosen codec's options (a `codecs.base.Options` dataclass)."""
     link: LinkConfig = field(default_factory=LinkConfig)
     replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
+    exchange: Any = field(default_factory=default_exchange)
+    """The options of the chosen exchange between replicas (a `replicas.exchange.ExchangeOptions` dataclass)."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     @property

@@ -1,27 +1,26 @@
 """Settings as text: TOML into a `RunConfig` and back, packaged configs by name, and the hash that workers compare.
 
-What the settings are stands in `config/sections.py` and beside each codec, which values are refused in `run/check.py`, the command line in
-`run/settings.py`.
+What the settings are stands in `config/sections.py` and beside each codec and exchange, which values are refused in `run/check.py`, the
+command line in `run/settings.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import tomllib
-import types
-from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
+from thinwire.config.earlier import modern_table
+from thinwire.config.options import CHOSEN, options_from_table
 from thinwire.config.sections import RunConfig
+from thinwire.config.values import fit, from_table, near, toml_value
 from thinwire.util.shown import shown
 
 CONFIG_FILE = "config.toml"
-DEFAULT_CODEC = "subspace"
 LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.stuck_seconds", "train.threads"})
 LOCAL |= {"link.profile", "link.pace_mbps", "link.ping_seconds", "link.silent_seconds", "link.reconnect_seconds", "pipeline.mode"}
 LOCAL |= {"link.standby_seconds", "memory.budget", "memory.folder", "data.source", "data.tokenizer"}
@@ -35,7 +34,6 @@ RESHAPING = frozenset({"pipeline.stages", "pipeline.split", "pipeline.microbatch
 """Fields that are a run's shape: all its workers agree on them, and a resume may change them."""
 LATER = {"model.architecture": "llama"}
 """Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""
-TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false", type(None): "left out"}
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
@@ -72,81 +70,21 @@ def to_toml(config: RunConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def toml_value(value: str | int | float | bool) -> str:
-    """Write one TOML value."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, but for the delete character, which JSON leaves bare.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    assert isinstance(value, (int, float)), f"settings are texts, numbers and booleans, not {value!r}"
-    return repr(value)
-
-
-def from_toml(text: str, where: str = CONFIG_FILE) -> RunConfig:
-    """Read settings from TOML; `where` names the file in errors."""
+def from_toml(text: str, where: str = CONFIG_FILE, *, told: bool = False) -> RunConfig:
+    """Read settings from TOML; `where` names the file in errors; whose file it is may be told how its earlier forms are written today."""
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
         raise ValueError(f"{where} is not valid TOML: {shown(error)}") from None
+    table = modern_table(table, where, told=told)
     hints = get_type_hints(RunConfig)
-    values: dict[str, Any] = {}
-    codec = table.pop("codec", {})
+    values: dict[str, Any] = {section: options_from_table(section, table.pop(section, {}), where) for section in CHOSEN}
     for name, value in table.items():
         hint = hints.get(name)
         if hint is None:
             raise ValueError(f"{where} has an unknown entry {shown(repr(name))}; {near(name, hints)}")
         values[name] = from_table(hint, value, where, name) if dataclasses.is_dataclass(hint) else fit(hint, value, f"{where}: {name}")
-    return RunConfig(**values, codec=codec_from_table(codec, where))
-
-
-def codec_from_table(table: Any, where: str) -> Any:
-    """Read the options of the codec that the table names."""
-    from thinwire.config.registry import CODECS
-
-    table = {"name": DEFAULT_CODEC, **as_table(table, where, "codec")}
-    kind = CODECS.load(fit(str, table["name"], f"{where}: codec.name")).Options
-    return from_table(kind, table, where, "codec")
-
-
-def as_table(value: Any, where: str, section: str) -> dict[str, Any]:
-    """Return the value if it is a table, or refuse it."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: {section} is {shown(repr(value))}; it must be a table, [{section}]")
-    return value
-
-
-def from_table(kind: Any, table: Any, where: str, section: str) -> Any:
-    """Make a section's dataclass from its TOML table."""
-    hints = get_type_hints(kind)
-    for key in as_table(table, where, section):
-        if key not in hints:
-            title = f"codec {shown(repr(table['name']))}" if section == "codec" else f"[{section}]"
-            raise ValueError(f"{where}: {title} has no option {shown(repr(key))}; {near(key, hints)}")
-    return kind(**{key: fit(hints[key], value, f"{where}: {section}.{key}") for key, value in table.items()})
-
-
-def fit(hint: Any, value: Any, where: str) -> Any:
-    """Return the value in the field's type, or refuse it."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if type(value) is int and not -(2**63) <= value < 2**63:
-        raise ValueError(f"{where} is {shown(value, 50)}; whole numbers have 64 bits at most")
-    for kind in kinds:
-        if get_origin(kind) is Literal and value in get_args(kind):
-            return value
-        if kind is float and type(value) in (int, float):
-            return float(value)
-        if type(value) is kind:
-            return value
-    allowed = [", ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else TYPE_NAMES.get(kind, str(kind)) for kind in kinds]
-    raise ValueError(f"{where} is {shown(repr(value))}; it must be {' or '.join(allowed)}")
-
-
-def near(word: str, known: Iterable[str], dashes: str = "") -> str:
-    """Suggest the word that was probably meant, else list them all."""
-    names = sorted(known)
-    match = difflib.get_close_matches(word[:100], names, n=1)
-    return f"did you mean {dashes}{match[0]}?" if match else f"there are {', '.join(dashes + name for name in names)}"
+    return RunConfig(**values)
 
 
 def packaged() -> list[str]:
@@ -158,16 +96,16 @@ def packaged() -> list[str]:
 def load_config(config: str) -> RunConfig:
     """Load a packaged config by name or a `.toml` file by path."""
     if config.endswith(".toml"):
-        return read_config(Path(config))
+        return read_config(Path(config), told=True)
     if config not in packaged():
         raise ValueError(f"there is no config {config!r}; a file of your own must end in .toml; {near(config, packaged())}")
     return from_toml((resources.files("thinwire.config") / "packaged" / f"{config}.toml").read_text(encoding="utf-8"), f"config {config}")
 
 
-def read_config(path: Path) -> RunConfig:
-    """Read a settings file."""
+def read_config(path: Path, *, told: bool = False) -> RunConfig:
+    """Read a settings file: that of a run, or one of somebody who is told of earlier forms in it."""
     try:
-        return from_toml(path.read_text(encoding="utf-8"), str(path))
+        return from_toml(path.read_text(encoding="utf-8"), str(path), told=told)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}; packaged configs are {', '.join(packaged())}") from None
     except UnicodeDecodeError:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
+from thinwire.config.options import choose_options
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.config.toml import CONFIG_FILE, load_config, to_toml
 from thinwire.data.open import open_data
@@ -39,7 +40,7 @@ from thinwire.pipeline.inprocess import build_codec
 from thinwire.run.check import check
 from thinwire.run.evaluate import validation_batch
 from thinwire.run.saved import TOKENIZER_FILE
-from thinwire.run.settings import DEFAULT_CONFIG, chosen_codec, parse, resolve, scan
+from thinwire.run.settings import DEFAULT_CONFIG, parse, resolve, scan
 from thinwire.util.checkpoint_name import checkpoint_name
 
 OURS_TO_CHOOSE = ("context", "free_layers", "dropout", "output_dropout")
@@ -105,8 +106,8 @@ def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig
         if word in words and (word != "data.tokenizer" or (foreign.folder / TOKENIZER_FILE).is_file()):
             raise ValueError(f"--{word} {words[word] or ''} does not go with `thinwire import`: {advice}; leave it out")
     base = load_config(words.get("config") or DEFAULT_CONFIG)
-    base = replace(base, model=foreign.model, codec=chosen_codec(base.codec, words.get("codec.name") or "dense"))
-    config = parse(argv, words, base)
+    base = replace(base, model=foreign.model, codec=choose_options("codec", base.codec, words.get("codec.name") or "dense"))
+    config = parse(argv, base)
     refuse_other_model(foreign, config.model)
     if (foreign.folder / TOKENIZER_FILE).is_file():
         config = replace(config, data=replace(config.data, tokenizer=str(run.resolve() / TOKENIZER_FILE)))
@@ -160,7 +161,7 @@ def chosen_fill(foreign: Foreign, config: RunConfig, project: bool) -> tuple[Cal
 
 def unbound(config: RunConfig) -> RunConfig:
     """Return the settings of the same network without a codec's constraint."""
-    return replace(config, codec=chosen_codec(config.codec, "dense"))
+    return replace(config, codec=choose_options("codec", config.codec, "dense"))
 
 
 def write_start(made: Path, config: RunConfig, fill: staged.Fill, fingerprint: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.checkpoint import combined_sha256
+from thinwire.config.options import spec_of
 from thinwire.config.sections import RunConfig
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
@@ -27,7 +28,7 @@ def summarise(config: RunConfig, run: dict[str, Any], stages: list[dict[str, Any
         "codec": config.codec.name,
         "stages": len(first),
         "replicas": config.replicas.count,
-        "exchange": config.replicas.exchange if config.replicas.count > 1 else None,
+        "exchange": spec_of(config.exchange) if config.replicas.count > 1 else None,
         "model_sha256": combined_sha256(hashes),
         "weights_sha256": [combined_sha256(stage["hashes"]) for stage in stages],
         "bytes_per_token_forward": forward,

@@ -102,12 +102,12 @@ def refuse_gaps(method: str, state: Named, needed: Mapping[str, Sequence[int]]) 
     for name, shape in needed.items():
         if name not in state:
             raise ValueError(
-                f"the checkpoint holds no {name}, which {method} needs to go on; resume with the replicas.exchange that it was made with"
+                f"the checkpoint holds no {name}, which {method} needs to go on; resume with the exchange that it was made with"
             )
         if state[name].shape != torch.Size(shape):
             raise ValueError(
                 f"the checkpoint holds {name} of shape {tuple(state[name].shape)} where {method} needs {tuple(shape)}; "
-                "resume with the options of replicas.exchange that it was made with"
+                "resume with the options of its exchange that it was made with"
             )
 
 

@@ -1,4 +1,4 @@
-"""The seam between copies of a stage: what an exchange method is, and how one is found by name.
+"""The seam between copies of a stage: what an exchange method is, and how one is made.
 
 `gradients` comes before the update and `parameters` after it; both change what they are given in place. One file per method. State is
 transactional: a method reads `self.state` and proposes new tensors, which count once the step is committed, so an abandoned step leaves
@@ -7,7 +7,6 @@ no trace and a checkpoint never holds half of one.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,19 +16,19 @@ from torch import Tensor
 
 from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
-from thinwire.config.specs import split_spec
 from thinwire.model.subspace.drift import carry_over
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.peers import Peers
 
 Named = Mapping[str, Tensor]
 
-FORM = "NAME[:WORD=VALUE,...], such as powersgd:rank=4"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """Options of a method that has none."""
+    """Options every exchange has."""
+
+    name: str
+    """Name in the registry."""
 
     def check(self, config: RunConfig) -> None:
         """Refuse values that cannot work in this run."""
@@ -94,44 +93,18 @@ class Exchange:
                 carry_over(tensor, rotation_KK, axes[parameter])
 
 
-def read_exchange(text: str) -> tuple[type[Exchange], Any]:
-    """Read a spec into a method and its options; refuse what the method does not have."""
-    name, given = split_spec(text, "method", FORM)
-    kind = EXCHANGES.load(name)
-    known = {field.name: field for field in dataclasses.fields(kind.Options)}
-    for word, value in given.items():
-        if word not in known:
-            listed = ", ".join(known) or "none"
-            raise ValueError(f"replicas.exchange {text!r}: {name} has no option {word!r}; it has {listed}")
-        default = known[word].default
-        if isinstance(default, float) and type(value) is int:
-            given[word] = float(value)
-        elif type(value) is not type(default):
-            raise ValueError(f"replicas.exchange {text!r}: {word} is {value!r}; write a value such as {default!r}")
-    return kind, kind.Options(**given)
-
-
 def make_exchange(config: RunConfig, peers: Peers, parameters: Named) -> Exchange:
-    """Make the method that a config names; a single replica needs none."""
+    """Make the exchange that a config describes; a single replica needs none."""
     if config.replicas.count == 1:
-        return Exchange(ExchangeOptions(), config, peers, parameters)
-    kind, options = read_exchange(config.replicas.exchange)
-    options.check(config)
-    return kind(options, config, peers, parameters)
+        return Exchange(config.exchange, config, peers, parameters)
+    config.exchange.check(config)
+    return EXCHANGES.load(config.exchange.name)(config.exchange, config, peers, parameters)
 
 
-def refuse_warmup(name: str, warmup: int) -> None:
+def refuse_warmup(warmup: int) -> None:
     """Refuse a number of first steps that is none."""
     if warmup < 0:
-        raise ValueError(f"replicas.exchange {name}: warmup is {warmup}; choose a number of steps from 0, such as 40")
-
-
-def without_warmup(text: str) -> tuple[str, int]:
-    """Return a spec whose method compresses from its first step on, and the number of steps in which the given one does not."""
-    name, given = split_spec(text, "method", FORM)
-    warmup = given.pop("warmup", 0)
-    kept = [item for item in text.partition(":")[2].split(",") if item.partition("=")[0] in given]
-    return ":".join([name, *([",".join(kept)] if kept else [])]), warmup
+        raise ValueError(f"exchange.warmup is {warmup}; choose a number of steps from 0, such as 40")
 
 
 def flat(tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Tensor:

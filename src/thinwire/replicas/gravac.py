@@ -93,10 +93,10 @@ class GraVACOptions(ExchangeOptions):
         ]
         for word, sound, wanted in rules:
             if not sound:
-                raise ValueError(f"replicas.exchange gravac: {word} is {getattr(self, word)}; choose a value {wanted}")
+                raise ValueError(f"exchange.{word} is {getattr(self, word)}; choose a value {wanted}")
         for word, names in (("policy", POLICIES), ("compressor", tuple(COMPRESSORS))):
             if getattr(self, word) not in names:
-                raise ValueError(f"replicas.exchange gravac: {word} is {getattr(self, word)!r}; choose one of {', '.join(names)}")
+                raise ValueError(f"exchange.{word} is {getattr(self, word)!r}; choose one of {', '.join(names)}")
 
 
 def ladder(minimum: float, maximum: float, policy: str) -> tuple[float, ...]:
@@ -284,7 +284,7 @@ class GraVAC(Exchange):
         if unknown := [name for name in state if "/" not in name and name not in beginning]:
             raise ValueError(
                 f"the checkpoint holds {unknown[0]}, a factor that gravac would not try with its options; "
-                "resume with the options of replicas.exchange that it was made with"
+                "resume with the options of its exchange that it was made with"
             )
         super().load_state({name: state[name] for name in beginning})
 

@@ -56,14 +56,14 @@ class HybridOptions(ExchangeOptions):
 
     def check(self, config: RunConfig) -> None:
         if self.preset not in PRESETS:
-            raise ValueError(f"the preset of hybrid is {self.preset!r}; choose one of {', '.join(PRESETS)}")
+            raise ValueError(f"exchange.preset is {self.preset!r}; choose one of {', '.join(PRESETS)}")
         if self.preset == "int8" and self.rate != USUAL_RATE:
-            raise ValueError(f"the rate of hybrid is {self.rate}, but preset int8 always takes 8 bits; leave rate out, or choose zhybrid")
+            raise ValueError(f"exchange.rate is {self.rate}, but preset int8 always takes 8 bits; leave rate out, or choose zhybrid")
         if self.preset != "zhybrid" and self.high_rate != USUAL_HIGH_RATE:
-            raise ValueError(f"the high_rate of hybrid is {self.high_rate}, but only preset zhybrid has one; leave it out")
+            raise ValueError(f"exchange.high_rate is {self.high_rate}, but only preset zhybrid has one; leave it out")
         if self.feedback and self.rate < LEAST_RATE_WITH_FEEDBACK:
             raise ValueError(
-                f"the rate of hybrid is {self.rate} with feedback, but a packing that loses about as much as it keeps makes what is fed "
+                f"exchange.rate is {self.rate} with feedback, but a packing that loses about as much as it keeps makes what is fed "
                 f"back grow without end; choose {LEAST_RATE_WITH_FEEDBACK} or more, or feedback=false"
             )
         self.packing()
@@ -82,7 +82,7 @@ class HybridOptions(ExchangeOptions):
         if rate is not None and rate not in BOUNDARIES:
             word = "high_rate" if self.preset == "zhybrid" else "rate"
             raise ValueError(
-                f"the {word} of hybrid is {rate}, but no codec sends boundaries in {rate} bits per value, as preset {self.preset} asks; "
+                f"exchange.{word} is {rate}, but no codec sends boundaries in {rate} bits per value, as preset {self.preset} asks; "
                 f"choose one of {', '.join(map(str, sorted(BOUNDARIES)))}"
             )
         for word, wanted in (LOSSLESS if rate is None else BOUNDARIES[rate]).items():

@@ -119,8 +119,8 @@ def read_shares(text: str, count: int) -> list[int]:
     words = text.split("/") if text else ["1"] * count
     if len(words) != count or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise ValueError(
-            f"ist's shares is {text!r}; give each of the {count} replicas (replicas.count) a whole number of at least 1, such as "
-            f"ist:shares={'/'.join(['2'] + ['1'] * (count - 1))}"
+            f"exchange.shares is {text!r}; give each of the {count} replicas (replicas.count) a whole number of at least 1, such as "
+            f"{'/'.join(['2'] + ['1'] * (count - 1))}"
         )
     return [int(word) for word in words]
 
@@ -138,7 +138,7 @@ class SubnetOptions(ExchangeOptions):
 
     def check(self, config: RunConfig) -> None:
         if self.steps < 1:
-            raise ValueError(f"ist's steps is {self.steps}; choose at least 1, such as ist:steps=20")
+            raise ValueError(f"exchange.steps is {self.steps}; choose at least 1, such as 20")
         read_shares(self.shares, config.replicas.count)
         if not find_architecture(config.model.architecture).units(config.model):
             raise ValueError(

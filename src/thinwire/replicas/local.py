@@ -40,12 +40,12 @@ class LocalOptions(ExchangeOptions):
 
     def check(self, config: RunConfig) -> None:
         if self.steps < 1:
-            raise ValueError(f"local's steps is {self.steps}; choose at least 1, such as local:steps=20")
-        refuse_warmup("local", self.warmup)
+            raise ValueError(f"exchange.steps is {self.steps}; choose at least 1, such as 20")
+        refuse_warmup(self.warmup)
         if not 0 < self.rate <= 2:
-            raise ValueError(f"local's rate is {self.rate}; choose one above 0 and at most 2, such as local:rate=1.0")
+            raise ValueError(f"exchange.rate is {self.rate}; choose one above 0 and at most 2, such as 1.0")
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"local's momentum is {self.momentum}; choose one from 0 to below 1, such as local:momentum=0.5")
+            raise ValueError(f"exchange.momentum is {self.momentum}; choose one from 0 to below 1, such as 0.5")
         make_packing(self.packing)
 
 

@@ -76,7 +76,7 @@ class PowerGossipOptions(ExchangeOptions):
     def check(self, config: RunConfig) -> None:
         for word, value in (("rank", self.rank), ("iterations", self.iterations)):
             if value < 1:
-                raise ValueError(f"powergossip's {word} is {value}; choose at least 1, such as powergossip:rank=1,iterations=8")
+                raise ValueError(f"exchange.{word} is {value}; choose at least 1, such as 1 for rank and 8 for iterations")
 
 
 class PowerGossip(Exchange):

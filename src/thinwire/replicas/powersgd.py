@@ -40,11 +40,11 @@ class PowerSGDOptions(ExchangeOptions):
     """First steps in which gradients travel whole: they turn faster there than a power iteration follows."""
 
     def check(self, config: RunConfig) -> None:
-        refuse_warmup("powersgd", self.warmup)
+        refuse_warmup(self.warmup)
         width = config.model.width
         if not 1 <= self.rank < width:
             raise ValueError(
-                f"the rank of powersgd is {self.rank}; no matrix of width {width} becomes smaller unless it is 1 to {width - 1}; "
+                f"exchange.rank is {self.rank}; no matrix of width {width} becomes smaller unless it is 1 to {width - 1}; "
                 "choose one such as 4"
             )
 

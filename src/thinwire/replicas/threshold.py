@@ -43,13 +43,13 @@ class ThresholdExchangeOptions(ExchangeOptions):
 
     def check(self, config: RunConfig) -> None:
         """Refuse values that cannot work."""
-        refuse_warmup("threshold", self.warmup)
+        refuse_warmup(self.warmup)
         if not 0 < self.density <= 1:
-            raise ValueError(f"replicas.exchange threshold: density is {self.density}; choose a share above 0 and up to 1, such as 0.01")
+            raise ValueError(f"exchange.density is {self.density}; choose a share above 0 and up to 1, such as 0.01")
         if self.lifespan < 1:
-            raise ValueError(f"replicas.exchange threshold: lifespan is {self.lifespan}; choose 1 step or more, such as 100")
+            raise ValueError(f"exchange.lifespan is {self.lifespan}; choose 1 step or more, such as 100")
         if not self.slack > 1:
-            raise ValueError(f"replicas.exchange threshold: slack is {self.slack}; choose a factor above 1, such as 1.5")
+            raise ValueError(f"exchange.slack is {self.slack}; choose a factor above 1, such as 1.5")
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,4 @@ def check_replicas(config: RunConfig) -> None:
             "planned for; leave one of them out"
         )
     make_graph(config.replicas.graph, config.replicas.count)
-    from thinwire.replicas.exchange import read_exchange  # not at the top: it imports torch
-
-    _, options = read_exchange(config.replicas.exchange)
-    options.check(config)
+    config.exchange.check(config)

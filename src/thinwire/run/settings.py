@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from thinwire.config.choices import choices
+from thinwire.config.earlier import modern_arguments
 from thinwire.config.mistakes import meant, refuse_expanded
+from thinwire.config.options import CHOSEN, choose_options, owners
 from thinwire.config.registry import CODECS, TRACKERS
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import (
@@ -68,6 +70,7 @@ class TrainCommand:
 
 def parse_train(argv: list[str]) -> TrainCommand:
     """Read the words of `thinwire train` into a checked command."""
+    argv = modern_arguments(argv)
     words = scan(argv)
     track = named_trackers(argv)
     fork = None
@@ -76,7 +79,7 @@ def parse_train(argv: list[str]) -> TrainCommand:
     elif "resume" in words and "help" not in words:
         run, config = resume(argv, words)
     else:
-        config = parse(argv, words, load_config(words.get("config") or DEFAULT_CONFIG))
+        config = parse(argv, load_config(words.get("config") or DEFAULT_CONFIG))
         run = run_folder(words, config)
         refuse_used(run)
     check(config)
@@ -178,16 +181,20 @@ def refuse_half_forked(run: Path) -> None:
         )
 
 
-def parse(argv: list[str], words: dict[str, str | None], base: RunConfig) -> RunConfig:
+def parse(argv: list[str], base: RunConfig) -> RunConfig:
     """Override the fields of a base config with the words that were given."""
     import tyro  # not at the top: only a command line needs it
 
-    base = dataclasses.replace(base, codec=chosen_codec(base.codec, words.get("codec.name")))
+    argv = modern_arguments(argv)
+    words = scan(argv)
+    chosen = {section: choose_options(section, getattr(base, section), words.get(f"{section}.name")) for section in CHOSEN}
+    base = dataclasses.replace(base, **chosen)
     refuse_unknown(words, base)
     refuse_expanded(argv, {"config", "run", *flatten(base)})
-    kind = words_of(type(base.codec))
+    kind = options_class(base)
     default = kind(**{entry.name: getattr(base, entry.name) for entry in fields(RunConfig)})
-    description = "Train a model. Every field of the config can be overridden; --codec.name NAME --help lists that codec's options."
+    description = "Train a model. Every field of the config can be overridden; --codec.name NAME --help lists that codec's options, "
+    description += "--exchange.name NAME --help those of an exchange between replicas."
     description += "".join(f"\n\n{word}: {names}." for word, names in choices().items())
     given = tyro.cli(kind, prog="thinwire train", description=description, args=argv, default=default, use_underscores=True)
     return RunConfig(**{entry.name: getattr(given, entry.name) for entry in fields(RunConfig)})
@@ -211,69 +218,58 @@ def absolute(source: str, name: str) -> str:
     return source if source == name or source.startswith("hf:") else os.path.abspath(os.path.expanduser(source))
 
 
-def words_of(codec_options: type) -> Any:
-    """Make the dataclass whose fields are the words of the command line, with one codec's options among them."""
+def options_class(base: RunConfig) -> Any:
+    """Make the dataclass whose fields are the options of the command line, those of the base's codec and exchange among them."""
     import tyro
 
     def word(kind: Any, text: str, *marks: Any) -> Any:
         return Annotated[(kind, tyro.conf.arg(help=text), *marks)]
 
     added = [
-        ("codec", codec_options, field()),
+        *((section, type(getattr(base, section)), field()) for section in CHOSEN),
         ("config", word(str, "Packaged config, or a file that ends in .toml."), field(default=DEFAULT_CONFIG)),
         ("run", word(str, "Run folder."), field(default="runs/CONFIG-CODEC-SEED")),
         ("resume", word(bool, "Go on with the run in that folder.", tyro.conf.FlagCreatePairsOff), field(default=False)),
         ("fork", word(str, "Begin the new run from the newest checkpoint of this one.", tyro.conf.arg(name="from")), field(default="")),
         ("track", word(tuple[str, ...], f"Draw curves too, with {' or '.join(TRACKERS.names())} or both."), field(default=())),
     ]
-    return dataclasses.make_dataclass("Words", added, bases=(RunConfig,), frozen=True, kw_only=True)
-
-
-def chosen_codec(base: Any, name: str | None) -> Any:
-    """Return the options of the codec named on the command line, with what the base sets and the new codec also has."""
-
-    if name is None or name == base.name:
-        return base
-    kind = CODECS.load(name).Options
-    known = {entry.name for entry in fields(kind)}
-    # Only what differs from its default was chosen; the rest is the new codec's own to decide.
-    kept = {entry.name: getattr(base, entry.name) for entry in fields(base) if getattr(base, entry.name) != entry.default}
-    return kind(**{key: value for key, value in kept.items() if key in known} | {"name": name})
+    return dataclasses.make_dataclass("Options", added, bases=(RunConfig,), frozen=True, kw_only=True)
 
 
 def refuse_unknown(words: dict[str, str | None], base: RunConfig) -> None:
-    """Raise ValueError for a word that does not exist, with the one that was probably meant."""
+    """Raise ValueError for an option that does not exist, with the one that was probably meant."""
     values = flatten(base)
     negated = {".no_".join(word.rsplit(".", 1)) for word, value in values.items() if isinstance(value, bool)}
     known = {"config", "run", "resume", "from", "track", "help", *values, *negated}
     for word in words:
-        if word.startswith("codec.") and word not in known:
-            options = ", ".join(entry.name for entry in fields(base.codec))
-            raise ValueError(
-                f"--{word}: the codec {base.codec.name!r} has no option {word.removeprefix('codec.')!r}; it has {options}{others(word)}"
-            )
+        section, _, option = word.partition(".")
+        if section in CHOSEN and option and word not in known:
+            chosen = getattr(base, section)
+            options = ", ".join(entry.name for entry in fields(chosen))
+            raise ValueError(f"--{word}: the {section} {chosen.name!r} has no option {option!r}; it has {options}{elsewhere(word)}")
         if word not in known:
-            hint = others(word) if word not in {name.rpartition(".")[2] for name in known} else ""
-            raise ValueError(f"unknown word --{word}; thinwire train --help lists all words; {meant(word, known)}{hint}")
+            hint = elsewhere(word) if word not in {name.rpartition(".")[2] for name in known} else ""
+            raise ValueError(f"unknown option --{word}; thinwire train --help lists all options; {meant(word, known)}{hint}")
 
 
-def others(word: str) -> str:
-    """Say which codecs have an option of this name, if any."""
-
-    option = word.removeprefix("codec.")
-    having = [name for name in CODECS.built_in if option in {entry.name for entry in fields(CODECS.load(name).Options)}]
-    return f"; --codec.{option} is an option of {', '.join(having)}: choose one with --codec.name" if having else ""
+def elsewhere(word: str) -> str:
+    """Say which codecs or exchanges have an option of this name, if any."""
+    section, _, option = word.rpartition(".")
+    found = {each: owners(each, option) for each in ([section] if section in CHOSEN else CHOSEN)}
+    return "".join(
+        f"; --{each}.{option} is an option of {', '.join(names)}: choose one with --{each}.name" for each, names in found.items() if names
+    )
 
 
 def resume(argv: list[str], words: dict[str, str | None]) -> tuple[Path, RunConfig]:
     """Find the run to go on with and its settings, changed only where a started run can change."""
     named, placed = words.get("config"), words.get("run")
     # The same command with --resume added must work: so a config that is named has to say what the run's own settings say.
-    wanted = parse(argv, words, load_config(named or DEFAULT_CONFIG)) if named or not placed else None
+    wanted = parse(argv, load_config(named or DEFAULT_CONFIG)) if named or not placed else None
     run = run_folder(words, wanted)
     refuse_half_forked(run)
     if not (run / CONFIG_FILE).is_file() and is_begun(run):  # killed before its settings were written
-        return run, wanted or parse(argv, words, load_config(named or DEFAULT_CONFIG))
+        return run, wanted or parse(argv, load_config(named or DEFAULT_CONFIG))
     if not (run / CONFIG_FILE).is_file():
         raise ValueError(f"cannot resume: {run / CONFIG_FILE} does not exist; check --run, or leave --resume out to start a new run")
     return run, adapted(argv, words, run, wanted if named else None)
@@ -289,14 +285,14 @@ def forked(argv: list[str], words: dict[str, str | None]) -> tuple[Path, Path, R
         raise ValueError(f"--from {source}: {Path(source) / CONFIG_FILE} does not exist; give the folder that `thinwire train --run` wrote")
     if not is_half_forked(run):
         refuse_used(run)
-    return Path(source), run, adapted(argv, words, Path(source), parse(argv, words, load_config(named)) if named else None)
+    return Path(source), run, adapted(argv, words, Path(source), parse(argv, load_config(named)) if named else None)
 
 
 def adapted(argv: list[str], words: dict[str, str | None], run: Path, wanted: RunConfig | None) -> RunConfig:
     """Return a run's own settings with the words that were given, refusing what differs in them or in a config that was named."""
     named = words.get("config")
     stored = read_config(run / CONFIG_FILE)
-    config = parse(argv, words, reshaped(stored, words))
+    config = parse(argv, reshaped(stored, words))
     if wanted:
         if wanted.model.free_layers is None:  # then the cut at the start of the run has settled it
             wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, free_layers=stored.model.free_layers))
