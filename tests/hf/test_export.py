@@ -187,7 +187,7 @@ def test_refusals(run, tmp_path, capsys):
         return capsys.readouterr().err
 
     assert f"{tmp_path / 'there'} exists and is not overwritten" in refused(run, tmp_path / "there")
-    assert "--shard-size is 'two'; write a number" in refused(run, tmp_path / "out", "--shard-size", "two")
+    assert "--shard-size is 'two'; give a number" in refused(run, tmp_path / "out", "--shard-size", "two")
     assert "--sequences is -1" in refused(run, tmp_path / "out", "--sequences", "-1")
     assert "is not a run folder" in refused(tmp_path / "there", tmp_path / "out")
     assert "Hugging Face folder, not a run folder" in refused(export(run, tmp_path / "plain"), tmp_path / "out")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from hf.support import load_pipeline, train_run
 from patience import HANG
 from thinwire import checkpoint
-from thinwire.checkpoint.safetensors import Piece, parse_size, write_file
+from thinwire.checkpoint.safetensors import Piece, write_file
 from thinwire.config.toml import CONFIG_FILE, load_config, read_config, to_toml
 from thinwire.hf.checkpointed import open_checkpoint
 from thinwire.hf.description import form_of
@@ -68,17 +68,6 @@ def test_a_file_written_in_rows_is_read_by_the_library(tmp_path, monkeypatch):
     found = load_file(tmp_path / "x.safetensors")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items())
-
-
-@pytest.mark.parametrize("text, size", [("2GB", 2 * 10**9), ("1.5 MB", 1_500_000), ("64KiB", 65536), ("100", 100), ("3g", 3 * 10**9)])
-def test_sizes(text, size):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0GB", "-1MB", "GB", "2XB"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(ValueError, match="--shard-size is"):
-        parse_size(text)
 
 
 EXPORT = """

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from thinwire.pipeline.backups import Copies
-from thinwire.util.files import matching
+from thinwire.util.files import files_below, matching
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
@@ -34,3 +34,15 @@ def test_folders_may_go_while_they_are_listed(tmp_path):
     while not over.is_set():
         assert kept in Copies._parts(Path(tmp_path), "stage-1.json")
     thread.join()
+
+
+def test_all_files_below_a_folder_and_none_beyond_a_link(tmp_path):
+    for name in ("top/b/c.txt", "top/a.txt", "top/skipped/d.txt", "beside/e.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "top/away").symlink_to(tmp_path / "beside", target_is_directory=True)
+    (tmp_path / "top/linked.txt").symlink_to(tmp_path / "beside/e.txt")
+    (tmp_path / "top/broken.txt").symlink_to(tmp_path / "nowhere")
+    found = [path.relative_to(tmp_path / "top").as_posix() for path in files_below(tmp_path / "top", {"skipped"})]
+    assert found == ["a.txt", "b/c.txt", "linked.txt"]
+    assert files_below(tmp_path / "gone") == []

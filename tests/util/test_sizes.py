@@ -19,6 +19,10 @@ from thinwire.util.sizes import read_size, write_size
         ("1TB", 10**12),
         ("7", 7),
         ("12B", 12),
+        ("1.5 MB", 1_500_000),
+        ("64KiB", 65536),
+        ("3g", 3 * 10**9),
+        ("3 Mi", 3 * 2**20),
     ],
 )
 def test_sizes_are_read(text, size):
@@ -30,6 +34,12 @@ def test_what_is_no_size_is_refused_with_the_setting_and_an_example(text):
     with pytest.raises(ValueError, match=r"memory\.budget") as refused:
         read_size(text)
     assert repr(text) in str(refused.value) and "500MB" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "0GB", "-1MB", "GB", "2XB"])
+def test_the_setting_is_the_one_that_was_named(text):
+    with pytest.raises(ValueError, match="--shard-size is"):
+        read_size(text, "--shard-size")
 
 
 @pytest.mark.parametrize(

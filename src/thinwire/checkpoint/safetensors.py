@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ CHUNK_BYTES = 4 << 20
 CODES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 CODES |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 KINDS = {code: dtype for dtype, code in CODES.items()}
-SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 @dataclass(frozen=True)
@@ -132,12 +130,3 @@ def write_shards(folder: Path, pieces: list[Piece], limit: int) -> dict[str, str
     index = {"metadata": {"total_size": sum(piece.size for piece in pieces)}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     return hashes
-
-
-def parse_size(text: str) -> int:
-    """Read a size such as 2GB, 500MB or 1GiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
-    size = int(float(match[1]) * SIZES[match[2] or ""]) if match else 0
-    if size < 1:
-        raise ValueError(f"--shard-size is {text!r}; write a number and a unit, such as 2GB, 500MB or 1GiB")
-    return size

@@ -24,7 +24,7 @@ from thinwire.checkpoint.safetensors import Piece, write_file
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.checkpoint_name import age, step_of
-from thinwire.util.files import matching, write_atomic
+from thinwire.util.files import matching, sync, write_atomic
 
 KEEP = 2
 """Checkpoints that stay: the newest, and one before it should a disk damage that one."""
@@ -116,7 +116,7 @@ def write_in(folder: Path, part: Part) -> bool:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for parent in (folder.parent, folder.parent.parent):
-                sync_folder(parent)
+                sync(parent)
             return write_part(folder, part)
         except (FileNotFoundError, FileExistsError):  # gone again, or gone while `mkdir` looked whether it is a folder
             if not left:
@@ -137,9 +137,9 @@ def write_part(folder: Path, part: Part) -> bool:
         seal.unlink(missing_ok=True)  # it must not vouch for these tensors
         size = temporary.stat().st_size
         temporary.replace(path)
-        sync_folder(folder)
+        sync(folder)
         write_atomic(seal, encode_manifest({**part.manifest, "sha256": digest, "bytes": size}))
-        sync_folder(folder)
+        sync(folder)
         return True
     except BaseException:
         with suppress(OSError):
@@ -154,17 +154,6 @@ def write_part(folder: Path, part: Part) -> bool:
 def piece(name: str, tensor: Tensor) -> Piece:
     """Return a tensor as something to write a few rows at a time: no second copy of it is made."""
     return Piece(name, tuple(tensor.shape), tensor.dtype, lambda start, stop: tensor[start:stop] if tensor.dim() else tensor.reshape(1))
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    if os.name == "nt":  # there a folder cannot be opened
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def remove_part(folder: Path, index: int | None) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.data.source import Split, in_validation
+from thinwire.util.files import files_below
 
 
 @dataclass(frozen=True)
@@ -96,5 +97,4 @@ def parse_name(source: str) -> tuple[str, str | None]:
 def local_files(path: str) -> list[tuple[str, int, int]]:
     """List name, size and time of a local dataset's files, so that a change gives a new cache key; empty for a Hub name."""
     root = Path(path)
-    files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else []
-    return [(file.relative_to(root).as_posix(), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return [(file.relative_to(root).as_posix(), file.stat().st_size, file.stat().st_mtime_ns) for file in files_below(root)]

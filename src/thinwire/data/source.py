@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from thinwire.util.files import files_below
+
 Split = Literal["train", "validation"]
 
 # Folders that distributions strip or fill with other things; without them most Pythons of one version give the same text.
@@ -73,11 +75,8 @@ def find_files(pattern: str) -> list[Path]:
 def open_stdlib() -> FileSource:
     """Open the source text of the running Python's standard library."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
-        # _sysconfigdata* is written by the build of this Python: other text on every machine
-        files += [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
+    # _sysconfigdata* is written by the build of this Python: other text on every machine
+    files = [path for path in files_below(root, SKIPPED_FOLDERS) if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")]
     source = open_files("stdlib", files, root, skip_undecodable=True)
     if not source.train_bytes:
         raise ValueError(f"data.source 'stdlib': no .py files under {root}: give a text file, such as --data.source 'notes/*.txt'")

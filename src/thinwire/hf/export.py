@@ -14,7 +14,7 @@ import torch
 import tyro
 
 from thinwire import __version__, checkpoint
-from thinwire.checkpoint.safetensors import parse_size, write_file, write_shards
+from thinwire.checkpoint.safetensors import write_file, write_shards
 from thinwire.config.toml import CONFIG_FILE
 from thinwire.hf.card import write_card
 from thinwire.hf.checkpointed import Checkpointed, open_checkpoint
@@ -25,6 +25,8 @@ from thinwire.hf.measure import measure_run
 from thinwire.hf.plain import pieces, why_not_plain
 from thinwire.hf.tokenizer import kept_description, kept_dtype, write_json, write_tokenizer
 from thinwire.run.saved import TOKENIZER_FILE, is_tokenizer_elsewhere
+from thinwire.util.files import files_below
+from thinwire.util.sizes import read_size
 
 FORMAT = 1
 
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> None:
 def export(command: ExportCommand) -> str:
     """Make the folder; return what to tell the user."""
     refuse_existing(command.out, "the folder")
-    limit = parse_size(command.shard_size)
+    limit = read_size(command.shard_size, "--shard-size")
     source = open_checkpoint(command.run, command.step)
     reason = why_not_plain(source.config)
     if reason and command.dtype:
@@ -112,7 +114,7 @@ def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
 
 def write_contents(folder: Path, source: Checkpointed, reason: str | None, hashes: dict[str, str]) -> None:
     """Write down where the folder came from, and what every file in it must be."""
-    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = [path.relative_to(folder).as_posix() for path in files_below(folder)]
     table = {"format": FORMAT, "thinwire": __version__, "kind": "run" if reason else source.config.model.architecture, "step": source.step}
     table |= {"codec": asdict(source.config.codec), "stages": source.config.pipeline.stages}
     table["files"] = {name: hashes.get(name) or checkpoint.file_sha256(folder / name) for name in files}

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from thinwire.util.files import files_below, sync
+
 
 def refuse_existing(path: Path, word: str) -> None:
     """Raise ValueError if there is anything at a path that `word` names."""
@@ -27,13 +29,12 @@ def new_folder(path: Path, word: str) -> Iterator[Path]:
     try:
         hidden.mkdir(parents=True)
         yield hidden
-        for folder, _, names in os.walk(hidden):
-            for name in names:
-                _flush(os.path.join(folder, name))
-            _flush(folder)
+        files = files_below(hidden)
+        for written in (*files, *{parent for file in files for parent in file.parents if parent.is_relative_to(hidden)}, hidden):
+            sync(written)
         refuse_existing(path, word)  # somebody else may have been faster
         hidden.rename(place)
-        _flush(place.parent)
+        sync(place.parent)
         done = True
     finally:
         if not done:
@@ -41,14 +42,3 @@ def new_folder(path: Path, word: str) -> Iterator[Path]:
             for parent in missing:
                 if parent.exists() and not any(parent.iterdir()):
                     parent.rmdir()
-
-
-def _flush(path: str | Path) -> None:
-    """Have a file or folder written to the disk, where the system lets a folder be opened."""
-    if os.name == "nt" and os.path.isdir(path):
-        return
-    number = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

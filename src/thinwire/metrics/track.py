@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from thinwire.util.disk import shortage, warn
+from thinwire.util.files import write_atomic
 
 
 class Tracker:
@@ -98,12 +99,7 @@ def drop_after(path: Path, step: int) -> None:
         with path.open("rb+") as file:
             file.truncate(sum(len(line.encode()) + 1 for line in kept))
         return
-    scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    write_atomic(path, "".join(line + "\n" for line in kept).encode())
 
 
 def step_of_line(line: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +32,26 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Put a whole file in place, or nothing."""
     with atomic_file(path) as file:
         file.write(data)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, written to the disk."""
+    if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
+        return
+    number = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def files_below(folder: Path, skipped: Collection[str] = ()) -> list[Path]:
+    """List all files below a folder, sorted, but for folders of `skipped` names; links to folders are not followed."""
+    found: list[Path] = []
+    for inside, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in skipped]
+        found += [path for name in names if (path := Path(inside, name)).is_file()]
+    return sorted(found)
 
 
 def read_small(path: Path, most: int) -> bytes:
