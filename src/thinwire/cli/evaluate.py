@@ -7,15 +7,16 @@ LM Evaluation Harness instead.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from thinwire.config.mistakes import refuse_expanded
-from thinwire.config.sections import DataConfig, Device
-from thinwire.run.saved import TOKENIZER_FILE, Mode, for_use, read_settings, refuse_other_tokenizer
+from thinwire.config.sections import Device
+from thinwire.run.saved import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,38 +41,24 @@ class EvalCommand:
     """With --tasks: most examples per task."""
 
 
-def run_evaluation(command: EvalCommand) -> dict[str, Any]:
-    """Load the newest checkpoint and measure it; what that takes is imported when it is needed."""
-    if command.tasks:
-        from thinwire.hf.harness import run_tasks
-
-        return run_tasks(command.run, command.tasks, command.limit, command.device)
-    if command.sequences < 1:
-        raise ValueError(f"sequences is {command.sequences}; choose 1 or more")
-    config = for_use(read_settings(command.run), command.mode, command.profile, command.device)
-    config = replace(config, data=_source(config.data, command))
-    if command.mode == "workers":
-        from thinwire.cluster.evaluate import evaluate_in_workers
-
-        return evaluate_in_workers(config, command.run, command.sequences)
-    from thinwire.run.evaluate import evaluate_here
-
-    return evaluate_here(config, command.run, command.sequences)
-
-
-def _source(data: DataConfig, command: EvalCommand) -> DataConfig:
-    """Return what to read: the run's own source or another one, through the run's own tokenizer where it has one."""
-    refuse_other_tokenizer(command.run, data)
-    tokenizer = command.run / TOKENIZER_FILE
-    return replace(
-        data,
-        source=data.source if command.source is None else command.source,
-        tokenizer=str(tokenizer) if tokenizer.is_file() else data.tokenizer,
-    )
-
-
 def main(argv: list[str]) -> None:
     """Run the `eval` verb."""
     refuse_expanded(argv, ("data.source",), positional=int(bool(argv) and argv[0].startswith("--")))
     command = tyro.cli(EvalCommand, prog="thinwire eval", args=argv, use_underscores=True)
-    print(json.dumps(run_evaluation(command), indent=1))
+    found: Mapping[str, Any]
+    if command.tasks:
+        from thinwire.hf.harness import run_tasks  # not at the top: --help answers without it
+
+        found = run_tasks(command.run, command.tasks, command.limit, command.device)
+    else:
+        from thinwire.api import evaluate
+
+        found = evaluate(
+            command.run,
+            source=command.source,
+            sequences=command.sequences,
+            mode=command.mode,
+            link=command.profile,
+            device=command.device,
+        )
+    print(json.dumps(found, indent=1))

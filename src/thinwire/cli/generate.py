@@ -7,7 +7,9 @@ Standard output carries the text alone.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +23,7 @@ from thinwire.config.sections import Device, RunConfig
 from thinwire.link.identity import load_identity
 from thinwire.link.roster import read_roster
 from thinwire.pipeline.meter import Meter
-from thinwire.run.generate import Order, Text, read_prompt, refuse_whole_sequences, write_here
+from thinwire.run.generate import Order, Text, longer_than_trained, read_prompt, refuse_whole_sequences, write_here
 from thinwire.run.sampling import Sampling
 from thinwire.run.saved import Mode, for_use, read_settings, read_tokenizer
 
@@ -59,20 +61,23 @@ def main(argv: list[str]) -> None:
     """Run the `generate` verb."""
     refuse_expanded(argv, ("prompt",), positional=int(bool(argv) and argv[0].startswith("--")))
     command = tyro.cli(GenerateCommand, prog="thinwire generate", args=argv, use_underscores=True)
-    config = settings(command)
+    config = settings_for(command)
     if command.roster is not None and command.stage > 0:
         write_among(membership_of(command, config), command.run, None, None, lambda token: None)
         return
     tokenizer = read_tokenizer(command.run, command.tokenizer)
     prompt, order = read_prompt(command.prompt, command.max_new_tokens, command.sampling, tokenizer, config)
-    text = Text(tokenizer, prompt)
-    text.close(write_text(command, config, prompt, order, text))
+    if note := longer_than_trained(order, config):
+        print(f"thinwire: note: {note}", file=sys.stderr)
+    text = Text(tokenizer, prompt, partial(print, end="", flush=True))
+    meters = write_text(command, config, prompt, order, text)
+    text.finish()
+    print(flush=True)
+    print(f"thinwire: {text.describe(meters)}", file=sys.stderr)
 
 
-def settings(command: GenerateCommand) -> RunConfig:
+def settings_for(command: GenerateCommand) -> RunConfig:
     """Return the run's settings with what this command chooses for itself, checked."""
-    if command.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {command.max_new_tokens}; choose 1 or more")
     mode: Mode = "workers" if command.roster else command.mode
     config = for_use(read_settings(command.run), mode, command.profile, command.device)
     refuse_whole_sequences(config, command.run)

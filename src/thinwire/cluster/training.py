@@ -8,7 +8,8 @@ from io import StringIO
 from typing import Any
 
 from thinwire.cluster.launch import launch
-from thinwire.config.registry import CODECS, Registry
+from thinwire.config.options import CHOSEN
+from thinwire.config.sections import RunConfig
 from thinwire.metrics.news import tell
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import Tracker
@@ -25,7 +26,7 @@ def train_on_this_machine(command: TrainCommand, *, trackers: Sequence[Tracker] 
     """Train, and keep other processes out of the run folder meanwhile; return the summary. `shown`: tell people on standard output."""
     config, workers = command.config, command.config.pipeline.mode == "workers"
     if workers:
-        refuse_unknown_to_workers(CODECS, config.codec.name)
+        refuse_unknown_to_workers(config)
     with locked(command.run):
         check_inputs(config, command.run)
         if command.fork is not None:
@@ -49,12 +50,13 @@ def train_shown(command: TrainCommand, trackers: Sequence[Tracker], shown: bool)
         return train_here(config, command.run, resume=command.resume, trackers=[progress, *curves, *trackers], stop=stop, report=report)
 
 
-def refuse_unknown_to_workers(registry: Registry, name: str) -> None:
+def refuse_unknown_to_workers(config: RunConfig) -> None:
     """Raise ValueError for what only this process, or only its main thread, can do."""
-    if name in registry.registered:
-        raise ValueError(
-            f"the {registry.kind} {name!r} is registered in this process alone, and pipeline.mode is workers; set pipeline.mode to "
-            f"inprocess, or declare it in a package of its own as an entry point of the group {registry.group}"
-        )
+    for section, registry in CHOSEN.items():
+        if (name := getattr(config, section).name) in registry.registered:
+            raise ValueError(
+                f"the {section} {name!r} is registered in this process alone, and pipeline.mode is workers; set pipeline.mode to "
+                f"inprocess, or declare it in a package as an entry point of the group {registry.group}"
+            )
     if threading.current_thread() is not threading.main_thread():
         raise ValueError("workers can be started from the main thread alone; set pipeline.mode to inprocess, or train in the main thread")

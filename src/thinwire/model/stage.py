@@ -202,6 +202,11 @@ class Stage(nn.Module):
         logits = self.head(self.norm(stream)).to(self.dtype)
         return logits if targets_BT is None else functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
+    def predict(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
+        """Turn the ids of a text of any length, from its beginning, and the payload received into the payload, or into (logits,)."""
+        cosine_TS, sine_TS = (table.to(self.cosine_TS) for table in rotary_tables(self.model, range(ids_BT.shape[1])))
+        return self._through(ids_BT, payload, context, cosine_TS, sine_TS)
+
     def owned(self) -> list[Shared]:
         """List what this stage's exit owns and shares with the next stage."""
         return [module for module in self.exits.modules() if isinstance(module, Shared)]

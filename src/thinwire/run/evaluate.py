@@ -21,6 +21,8 @@ from thinwire.run.saved import load_here
 
 def validation_batch(data: Data, sequences: int, microbatch: int) -> Tensor:
     """Return evenly spaced validation sequences, whole microbatches of them."""
+    if sequences < 1:
+        raise ValueError(f"sequences is {sequences}; choose 1 or more")
     windows = torch.from_numpy(data.validation.evenly(max(sequences, microbatch)))
     usable = len(windows) // microbatch * microbatch
     if usable == 0:

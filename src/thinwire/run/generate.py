@@ -5,7 +5,6 @@ The verb is `cli/generate.py`; one worker per stage does the same in `cluster/ge
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,19 +56,25 @@ def refuse_whole_sequences(config: RunConfig, run: Path) -> None:
 
 def read_prompt(words: str, limit: int, sampling: Sampling, tokenizer: Tokenizer, config: RunConfig) -> tuple[list[int], Order]:
     """Turn the prompt into tokens, and up to `limit` new ones into an order; an empty prompt is the end of the document before."""
+    if limit < 1:
+        raise ValueError(f"max_new_tokens is {limit}; choose 1 or more")
     end = end_token(tokenizer)
     prompt = tokenizer.encode(words, add_special_tokens=False).ids
     if not prompt:
         if end is None:
             raise ValueError("the prompt is empty and the tokenizer has no token for the end of a document; give --prompt TEXT")
         prompt = [end]
-    if (total := len(prompt) + limit) > config.model.context:
-        print(
-            f"thinwire: note: prompt and new tokens are up to {total} tokens, the model was trained on {config.model.context}; "
-            "beyond them the text gets worse",
-            file=sys.stderr,
-        )
     return prompt, Order(length=len(prompt), limit=limit, end=end, sampling=sampling)
+
+
+def longer_than_trained(order: Order, config: RunConfig) -> str | None:
+    """Say that the text may become longer than what the model was trained on; None: it cannot."""
+    total = order.length + order.limit
+    if total <= config.model.context:
+        return None
+    return (
+        f"prompt and new tokens are up to {total} tokens, the model was trained on {config.model.context}; beyond them the text gets worse"
+    )
 
 
 def write_here(config: RunConfig, run: Path, prompt: list[int], order: Order, heard: Heard) -> list[Meter]:
@@ -83,33 +88,38 @@ def write_here(config: RunConfig, run: Path, prompt: list[int], order: Order, he
 
 
 class Text:
-    """Print tokens as text while they come, and in the end a line about speed and bytes to standard error."""
+    """Turn tokens into text while they come."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int], write: Callable[[str], object]) -> None:
+        """Hand every piece of text to `write` as soon as no later token can change it."""
+        self.tokenizer, self.write = tokenizer, write
         self.stream = DecodeStream(skip_special_tokens=True)
         # Some tokenizers write a token differently at the beginning of a text.
         self.before = prompt[-CONTEXT_TOKENS:]
         self.seen = sum(len(self.stream.step(tokenizer, token) or "") for token in self.before)
-        """Characters that are not to be printed, or were."""
+        """Characters that are not to be written, or were."""
         self.tokens: list[int] = []
         self.times: list[float] = []
 
     def add(self, token: int) -> None:
-        """Print what a token completes."""
+        """Write what a token completes."""
         self.tokens.append(token)
         self.times.append(time.perf_counter())
         if piece := self.stream.step(self.tokenizer, token):
             self.seen += len(piece)
-            print(piece, end="", flush=True)
+            self.write(piece)
 
-    def close(self, meters: list[Meter]) -> None:
-        """Print what is left, a character whose last bytes were not written, and the figures."""
-        print(self.tokenizer.decode([*self.before, *self.tokens])[self.seen :], flush=True)
-        traffic, figures = Traffic(meters), [f"{len(self.tokens)} tokens"]
+    def finish(self) -> None:
+        """Write what is left: a character whose last bytes were not written."""
+        if rest := self.tokenizer.decode([*self.before, *self.tokens])[self.seen :]:
+            self.write(rest)
+
+    def describe(self, meters: list[Meter]) -> str:
+        """Say in a line how many tokens there were, how fast, and what crossed."""
+        traffic, parts = Traffic(meters), [f"{len(self.tokens)} tokens"]
         if len(self.tokens) > 1:
-            figures.append(f"{(len(self.tokens) - 1) / (self.times[-1] - self.times[0]):.1f} tokens/s after the first")
+            parts.append(f"{(len(self.tokens) - 1) / (self.times[-1] - self.times[0]):.1f} tokens/s after the first")
         if traffic.per_token("forward"):
             size = traffic.per_token("forward") + traffic.per_token("backward")
-            figures.append(f"{size:.1f} bytes per new token and boundary")
-        print(f"thinwire: {', '.join(figures)}", file=sys.stderr)
+            parts.append(f"{size:.1f} bytes per new token and boundary")
+        return ", ".join(parts)

@@ -76,6 +76,18 @@ def refuse_other_tokenizer(run: Path, data: DataConfig) -> None:
         refuse_no_tokenizer(run)
 
 
+def read_from(config: RunConfig, run: Path, source: str | None = None) -> RunConfig:
+    """Return the settings that read the run's own source, or another one, through the run's own tokenizer where it has one."""
+    refuse_other_tokenizer(run, config.data)
+    tokenizer = run / TOKENIZER_FILE
+    data = replace(
+        config.data,
+        source=config.data.source if source is None else source,
+        tokenizer=str(tokenizer) if tokenizer.is_file() else config.data.tokenizer,
+    )
+    return replace(config, data=data)
+
+
 def load_here(run: Path, stages: list[Stage]) -> int:
     """Load the newest checkpoint of which all stages are in this folder; return its step."""
     return checkpoint.load_stages(newest_whole(run, len(stages)), stages, None, {}).step

@@ -294,14 +294,34 @@ def adapted(argv: list[str], words: dict[str, str | None], run: Path, wanted: Ru
     stored = read_config(run / CONFIG_FILE)
     config = parse(argv, reshaped(stored, words))
     if wanted:
-        if wanted.model.free_layers is None:  # then the cut at the start of the run has settled it
-            wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, free_layers=stored.model.free_layers))
+        wanted = settled(wanted, stored)
         refuse_other_settings(run, stored, wanted, f"--config {named} and the words beside it give")
         if named and named.endswith(".toml"):  # a packaged one nobody has changed: naming it says nothing new
             config = adjusted(config, wanted, named)
     refuse_other_settings(run, stored, config, "the command line gives")
     refuse_other_microbatches(run, stored, config)
     return config
+
+
+def settled(wanted: RunConfig, stored: RunConfig) -> RunConfig:
+    """Return wanted settings with the free layers that the cut at the start of a run has settled."""
+    if wanted.model.free_layers is not None:
+        return wanted
+    return dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, free_layers=stored.model.free_layers))
+
+
+def for_resume(wanted: RunConfig | None, run: Path) -> RunConfig:
+    """Return the settings with which a run goes on: its own, or wanted ones, which differ only where a started run can change."""
+    refuse_half_forked(run)
+    if not (run / CONFIG_FILE).is_file():
+        raise ValueError(f"cannot resume: {run / CONFIG_FILE} does not exist; check the run folder, or leave resume out to start a new run")
+    stored = read_config(run / CONFIG_FILE)
+    if wanted is None:
+        return stored
+    wanted = settled(wanted, stored)
+    refuse_other_settings(run, stored, wanted, "the config gives")
+    refuse_other_microbatches(run, stored, wanted)
+    return wanted
 
 
 def adjusted(config: RunConfig, wanted: RunConfig, named: str) -> RunConfig:

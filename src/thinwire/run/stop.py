@@ -71,7 +71,8 @@ class Stop:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Turn SIGINT and SIGTERM into a wish to stop; a second Ctrl-C stops at once."""
-        if self.supervised or self._signals is not None:
+        elsewhere = threading.current_thread() is not threading.main_thread()  # which alone takes signals
+        if self.supervised or elsewhere or self._signals is not None:
             yield
             return
         # Python calls a handler only when the main thread gets there; the byte for this socket is written even if it never does.
