@@ -155,10 +155,17 @@ class Stage(nn.Module):
     def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, cache: KVCache, count: int) -> tuple[Tensor, ...]:
         """Read tokens that follow those in the cache, `count` of them real and the rest padding; return the payload, or (logits,)."""
         positions = range(cache.length, cache.length + ids_BT.shape[1])
-        tables = tuple(table.to(self.device, self.dtype) for table in self.architecture.tables(self.model, positions))
-        output = self._through(ids_BT, payload, replace(context, before_BT=cache.ids_BT), tables, cache)
+        output = self._through(ids_BT, payload, replace(context, before_BT=cache.ids_BT), self._tables_at(positions), cache)
         cache.read(ids_BT[:, :count])
         return output
+
+    def predict(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
+        """Turn the ids of a text of any length, from its beginning, and the payload received into the payload, or into (logits,)."""
+        return self._through(ids_BT, payload, context, self._tables_at(range(ids_BT.shape[1])))
+
+    def _tables_at(self, positions: range) -> tuple[Tensor, ...]:
+        """Return what the architecture's blocks know of some positions."""
+        return tuple(table.to(self.device, self.dtype) for table in self.architecture.tables(self.model, positions))
 
     def _through(
         self,
@@ -201,11 +208,6 @@ class Stage(nn.Module):
             stream = self.stream.open(stream, static())
         logits = self.head(self.norm(stream)).to(self.dtype)
         return logits if targets_BT is None else functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
-
-    def predict(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context) -> tuple[Tensor, ...]:
-        """Turn the ids of a text of any length, from its beginning, and the payload received into the payload, or into (logits,)."""
-        cosine_TS, sine_TS = (table.to(self.cosine_TS) for table in rotary_tables(self.model, range(ids_BT.shape[1])))
-        return self._through(ids_BT, payload, context, cosine_TS, sine_TS)
 
     def owned(self) -> list[Shared]:
         """List what this stage's exit owns and shares with the next stage."""
