@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -220,25 +220,10 @@ def compare(
     Rows, table and plots go to the folder `out`, and what is there is not made again. Over `links`, which takes worker processes, time to
     loss is measured too. `exchanges`: the specs are exchanges between replicas. `say` takes a line for every row that is made.
     """
-    subject = COMPARED_EXCHANGES if exchanges else COMPARED_CODECS
-    base, options = _as_options(config)
-    line = ["thinwire", "compare", *(["--exchange"] if exchanges else []), *specs, "--config", base, "--name", name, *options, "--redraw"]
-    request = Request(
-        subject=subject,
-        specs=parse_specs(specs, subject),
-        config=base,
-        options=tuple(options),
-        links=tuple(links),
-        steps=steps,
-        seeds=tuple(seeds),
-        target=target,
-        name=name,
-        out=Path(out or subject.out),
-        end_to_end=end_to_end,
-        line=shlex.join(line),
-    )
+    asked = _request(specs, config, exchanges, name, out)
+    asked = replace(asked, links=tuple(links), steps=steps, seeds=tuple(seeds), target=target, end_to_end=end_to_end)
     with _threads_kept():
-        found = run_comparison(request, say)
+        found = run_comparison(asked, say)
     if found.failed:
         raise ValueError(f"{len(found.failed)} rows are missing; {found.failed[0]}; leave that spec out, or change it")
     return [_standing(each) for each in found.board.standings]
@@ -283,6 +268,19 @@ def _as_options(config: RunConfig | str | Path) -> tuple[str, list[str]]:
     names = {f"{section}.name": getattr(config, section).name for section in CHOSEN}
     chosen = [f"--{name}={value}" for name, value in names.items() if value != flatten(base)[name]]
     return "small", [*chosen, *options_between(flatten(override(base, names)), flatten(config))]
+
+
+def _request(specs: Sequence[str], config: RunConfig | str | Path, exchanges: bool, name: str, out: str | Path | None) -> Request:
+    """Write a comparison as the command line would ask for it."""
+    subject = COMPARED_EXCHANGES if exchanges else COMPARED_CODECS
+    base, options = _as_options(config)
+    folder = Path(out or subject.out)
+    line = ["thinwire", "compare", *(["--exchange"] if exchanges else []), *specs, "--config", base]
+    line += ["--name", name, "--out", str(folder), *options, "--redraw"]
+    parsed = parse_specs(specs, subject)
+    return Request(
+        subject=subject, specs=parsed, config=base, options=tuple(options), links=(), name=name, out=folder, line=shlex.join(line)
+    )
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
