@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -19,19 +18,11 @@ from thinwire.config.sections import RunConfig
 from thinwire.replicas.gravac import COMPRESSORS, Controller, GraVAC, GraVACOptions, Rules, anywhere, ladder, saturated, top
 from thinwire.replicas.peers import Peers
 
+pytestmark = pytest.mark.usefixtures("brisk")
 SHAPES = {"wide": (24, 32), "narrow": (160, 2), "small": (5, 5), "vector": (300,)}
 LARGE = ("wide", "narrow")
 SCRIPT = {1.0: 1.0, 10.0: 0.95, 20.0: 0.94, 40.0: 0.80, 160.0: 0.60, 1000.0: 0.30}
 WINDOW = 5
-
-
-@pytest.fixture(autouse=True)
-def brisk() -> Iterator[None]:
-    """Let threads take turns often: a replica that waits for the others' messages would wait for their turns too."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-4)
-    yield
-    sys.setswitchinterval(before)
 
 
 def scripted(**changes) -> Controller:

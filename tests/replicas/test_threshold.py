@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,18 +19,10 @@ from thinwire.config.sections import RunConfig
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.threshold import HeldThreshold, ThresholdExchange, ThresholdExchangeOptions, choose_sent
 
+pytestmark = pytest.mark.usefixtures("brisk")
 SHAPES = {"wide": (24, 32), "narrow": (160, 2), "small": (5, 5), "vector": (300,)}
 LARGE = ("wide", "narrow")
 REPLICAS, SAMPLES, SIZE, STEPS, RATE = 4, 64, 2000, 400, 2.6e-4
-
-
-@pytest.fixture(autouse=True)
-def brisk() -> Iterator[None]:
-    """Let threads take turns often: a replica that waits for the others' messages would wait for their turns too."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-4)
-    yield
-    sys.setswitchinterval(before)
 
 
 def gradients(replica: int, step: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from thinwire.codecs.base import Codec, CodecOptions, LossyOptions
 from thinwire.codecs.chain import Chain
-from thinwire.codecs.gated import Partly
+from thinwire.codecs.gated import Gated
 from thinwire.codecs.quantize import Quantize, QuantizeOptions
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig
@@ -27,7 +27,7 @@ def make_codec(options: CodecOptions, model: ModelConfig, *, seed: int = 0, comp
         shared = {entry.name: getattr(options, entry.name) for entry in dataclasses.fields(CodecOptions)}
         codec = Chain(codec, Quantize(QuantizeOptions(**shared | {"name": "quantize"}), model, seed=seed, compute=compute))
     if isinstance(options, LossyOptions) and (options.warmup or options.from_layer):
-        codec = Partly(codec, options)
+        codec = Gated(codec, options)
     return codec
 
 

@@ -14,7 +14,7 @@ from thinwire.model.stream import Stream
 
 
 @dataclass(frozen=True)
-class ChainSlot:
+class Origin:
     """Where a tensor of the chain's payload comes from: a tensor of the first codec, and the part of it that the second one made."""
 
     first: int
@@ -39,15 +39,15 @@ class ChainExit(nn.Module):
 class ChainEntry(nn.Module):
     """Decode with the second entry each group of tensors that it made from one, then with the first."""
 
-    def __init__(self, first: nn.Module, second: nn.Module, places: tuple[ChainSlot, ...]) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module, origins: tuple[Origin, ...]) -> None:
         super().__init__()
-        self.first, self.second, self.places = first, second, places
+        self.first, self.second, self.origins = first, second, origins
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
         groups: dict[int, list[Tensor]] = {}
-        for place, tensor in zip(self.places, payload, strict=True):
-            groups.setdefault(place.first, []).append(tensor)
-        untouched = {place.first for place in self.places if place.second is None}
+        for origin, tensor in zip(self.origins, payload, strict=True):
+            groups.setdefault(origin.first, []).append(tensor)
+        untouched = {origin.first for origin in self.origins if origin.second is None}
         inner = [group[0] if slot in untouched else self.second(tuple(group), ids_BT, context) for slot, group in groups.items()]
         return self.first(tuple(inner), ids_BT, context)
 
@@ -61,12 +61,12 @@ class Chain(Codec):
         self.first, self.second = first, second
         self.constrains = first.constrains
         parts = len(second.spec(1, 1).tensors)
-        self.places = tuple(
-            place
+        self.origins = tuple(
+            origin
             for slot in range(len(first.spec(1, 1).tensors))
-            for place in ([ChainSlot(slot, None)] if slot in first.integer_slots else [ChainSlot(slot, part) for part in range(parts)])
+            for origin in ([Origin(slot, None)] if slot in first.integer_slots else [Origin(slot, part) for part in range(parts)])
         )
-        self.integer_slots = frozenset(slot for slot, place in enumerate(self.places) if place.second is None)
+        self.integer_slots = frozenset(slot for slot, origin in enumerate(self.origins) if origin.second is None)
         self.by_token = first.by_token and second.by_token
 
     @property
@@ -96,7 +96,7 @@ class Chain(Codec):
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
         first_entry, first_exit = self.first.ends(plan)
         second_entry, second_exit = self.second.ends(plan)
-        entry = None if first_entry is None or second_entry is None else ChainEntry(first_entry, second_entry, self.places)
+        entry = None if first_entry is None or second_entry is None else ChainEntry(first_entry, second_entry, self.origins)
         exit = None if first_exit is None or second_exit is None else ChainExit(first_exit, second_exit, self.first.integer_slots)
         return entry, exit
 
@@ -107,16 +107,16 @@ class Chain(Codec):
         return tuple(parts)
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
-        place = self.places[slot]
-        if place.second is None:
-            return self.first.pack(place.first, tensor, direction)
-        return self.second.pack(place.second, tensor, direction)
+        origin = self.origins[slot]
+        if origin.second is None:
+            return self.first.pack(origin.first, tensor, direction)
+        return self.second.pack(origin.second, tensor, direction)
 
     def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
-        place = self.places[slot]
-        if place.second is None:
-            return self.first.unpack(place.first, data, spec, direction)
-        return self.second.unpack(place.second, data, spec, direction)
+        origin = self.origins[slot]
+        if origin.second is None:
+            return self.first.unpack(origin.first, data, spec, direction)
+        return self.second.unpack(origin.second, data, spec, direction)
 
     def error_bound(self, source: Tensor) -> Tensor | None:
         return self.second.error_bound(source) if self.first.error_bound(source) is not None else None

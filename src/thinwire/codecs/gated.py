@@ -19,7 +19,7 @@ from thinwire.model.ends import Context
 from thinwire.model.stream import Stream
 
 
-class Partly(Codec):
+class Gated(Codec):
     """Use `inner` from a layer and a step on."""
 
     def __init__(self, inner: Codec, options: LossyOptions) -> None:
