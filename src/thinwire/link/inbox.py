@@ -7,7 +7,6 @@ Survives reconnections. Knows no socket.
 from __future__ import annotations
 
 import struct
-import threading
 from collections import deque
 from dataclasses import replace
 
@@ -37,7 +36,7 @@ class Inbox:
         self._cursor = cursor
         self._options = options
         self._meter = meter
-        self._lock = threading.Lock()
+        self._lock = runtime.lock()
         self._arrived = [runtime.condition(self._lock) for _ in Channel]
         self._queues: list[deque[Frame]] = [deque() for _ in Channel]
         self._pending: list[tuple[Header, bytearray] | None] = [None for _ in Channel]

@@ -27,6 +27,10 @@ class Runtime:
         """Draw a number between two, so that those who wait for the same thing do not all come at once."""
         return random.uniform(low, high)
 
+    def lock(self) -> threading.Lock:
+        """Make a lock that several conditions share."""
+        return threading.Lock()
+
     def condition(self, lock: threading.Lock | None = None) -> threading.Condition:
         """Make a condition, of a lock of its own or of one that several share."""
         return threading.Condition(lock)
