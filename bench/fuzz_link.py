@@ -28,7 +28,7 @@ from thinwire.link.identity import make_identity
 from thinwire.link.inbox import Inbox
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
-from thinwire.link.meter import Meter
+from thinwire.link.meter import LinkMeter
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.tcp.contexts import client_context
@@ -78,7 +78,7 @@ def fuzz_parser(count: int, generator: random.Random) -> None:
     for number in range(count):
         stream = bytearray().join(parts[: generator.choices((1, 2, 3), (20, 10, 1))[0]])
         data = damage(stream, generator)
-        inbox = Inbox(Cursor(CONTRACT.incoming, CONTRACT), OPTIONS, Meter())
+        inbox = Inbox(Cursor(CONTRACT.incoming, CONTRACT), OPTIONS, LinkMeter())
         parser = Parser(inbox.check)
         cut = generator.randrange(len(data) + 1)
         try:

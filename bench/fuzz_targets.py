@@ -27,7 +27,7 @@ from thinwire.link.hello import PeerBehind, PeerReplaced, Terms, decode_hello, j
 from thinwire.link.identity import make_identity
 from thinwire.link.inbox import Inbox
 from thinwire.link.link import Link
-from thinwire.link.meter import Meter
+from thinwire.link.meter import LinkMeter
 from thinwire.link.options import LinkOptions
 from thinwire.link.outbox import Outbox
 from thinwire.link.peer import STANDBYS, Worker, WorkerId
@@ -95,7 +95,7 @@ def greet(data: bytes, folder: Path) -> None:
     mine = make_hello(Terms(TERMS.run, TERMS.config, LEFT, 9), 0, OPTIONS, 0, CONSUMED)
     with suppress(PeerBehind, PeerReplaced):
         judge(mine, theirs, RIGHT, 17, heard=bool(theirs.received % 2))
-        Outbox(Cursor(Flow(), Contract()), OPTIONS, Meter()).rewind(theirs.received, theirs.consumed)
+        Outbox(Cursor(Flow(), Contract()), OPTIONS, LinkMeter()).rewind(theirs.received, theirs.consumed)
 
 
 def ballots(folder: Path) -> list[bytes]:
@@ -291,7 +291,7 @@ def frames(folder: Path) -> list[bytes]:
 
 
 def parse_frames(data: bytes, folder: Path) -> None:
-    inbox = Inbox(Cursor(CONTRACT.incoming, CONTRACT), OPTIONS, Meter())
+    inbox = Inbox(Cursor(CONTRACT.incoming, CONTRACT), OPTIONS, LinkMeter())
     for frame in Parser(inbox.check).feed(data):
         inbox.accept(frame, 0.0)
 

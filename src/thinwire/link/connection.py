@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from thinwire.link.emulate import Wire
-from thinwire.link.meter import Meter
+from thinwire.link.meter import LinkMeter
 from thinwire.link.transport import ByteStream
 
 
@@ -15,7 +15,7 @@ class Connection:
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
-        self.meter = Meter()
+        self.meter = LinkMeter()
         """Counts this connection's bytes; a link that takes the connection over puts its own here."""
         self.meter.sent.socket, self.meter.received.socket = stream.exchanged
         self.wire: Wire | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from thinwire.link.errors import Interrupted, LinkError, Replaced, Stopping
 from thinwire.link.frame import EPOCHS, VERSION, Channel
-from thinwire.link.message import ANY, FLAG, TEXT, decode_message, fields, plain, rule, table_of, whole
+from thinwire.link.message import ANY, FLAG, TEXT, decode_message, fields, printable, rule, table_of, whole
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import WorkerId
 from thinwire.util.shown import shown
@@ -101,7 +101,7 @@ def make_hello(terms: Terms, epoch: int, options: LinkOptions, received: int, co
         protocol=VERSION,
         run=terms.run,
         config_hash=config_hash(config),
-        config=plain(config, "HELLO"),  # as the other end will read it
+        config=printable(config, "HELLO"),  # as the other end will read it
         replica=terms.worker_id.replica,
         stage=terms.worker_id.stage,
         epoch=epoch,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from thinwire.link.contract import Cursor
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import PART_BYTES, Channel, Frame, Header, Kind
-from thinwire.link.meter import Meter
+from thinwire.link.meter import LinkMeter
 from thinwire.link.options import LinkOptions
 from thinwire.util.runtime import REAL, Runtime
 
@@ -32,7 +32,7 @@ def decode_ack(payload: bytes | bytearray | memoryview) -> tuple[int, tuple[tupl
 class Inbox:
     """Frames between the wire and the caller."""
 
-    def __init__(self, cursor: Cursor, options: LinkOptions, meter: Meter, runtime: Runtime = REAL) -> None:
+    def __init__(self, cursor: Cursor, options: LinkOptions, meter: LinkMeter, runtime: Runtime = REAL) -> None:
         self._cursor = cursor
         self._options = options
         self._meter = meter

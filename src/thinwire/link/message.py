@@ -29,19 +29,19 @@ def decode_message(data: bytes | bytearray | memoryview, what: str = "message") 
         raise ProtocolError(what, f"{type(error).__name__}: {error}", "JSON") from None
     if not isinstance(message, dict):
         raise ProtocolError(what, type(message).__name__, "an object")
-    return plain(message, what)
+    return printable(message, what)
 
 
-def plain(value: Any, what: str = "message", depth: int = 0) -> Any:
+def printable(value: Any, what: str = "message", depth: int = 0) -> Any:
     """Return a value of JSON with control characters and halves of characters written as escapes, not nested too deeply."""
     if isinstance(value, str):
         return shown(value, LONGEST_TEXT)
     if isinstance(value, (dict, list)) and depth >= DEEPEST:
         raise ProtocolError(what, "nested more deeply", f"at most {DEEPEST} levels")
     if isinstance(value, dict):
-        return {shown(name, LONGEST_TEXT): plain(each, what, depth + 1) for name, each in value.items()}
+        return {shown(name, LONGEST_TEXT): printable(each, what, depth + 1) for name, each in value.items()}
     if isinstance(value, list):
-        return [plain(each, what, depth + 1) for each in value]
+        return [printable(each, what, depth + 1) for each in value]
     return value
 
 

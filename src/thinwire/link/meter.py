@@ -17,7 +17,7 @@ def per_channel() -> list[int]:
 
 
 @dataclass
-class Traffic:
+class LinkTraffic:
     """One direction."""
 
     payload: list[int] = field(default_factory=per_channel)
@@ -42,11 +42,11 @@ class Traffic:
 
 
 @dataclass
-class Meter:
+class LinkMeter:
     """Both directions of one link."""
 
-    sent: Traffic = field(default_factory=Traffic)
-    received: Traffic = field(default_factory=Traffic)
+    sent: LinkTraffic = field(default_factory=LinkTraffic)
+    received: LinkTraffic = field(default_factory=LinkTraffic)
     connections: int = 0
     """Times the link has opened."""
     retransmitted: int = 0
@@ -65,7 +65,7 @@ class Meter:
             self.paced_seconds += now - self._paced_since
             self._paced_since = None
 
-    def absorb(self, other: Meter) -> None:
+    def absorb(self, other: LinkMeter) -> None:
         """Add the socket bytes that a connection had before it belonged to this link."""
         self.sent.socket += other.sent.socket
         self.received.socket += other.received.socket

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from thinwire.link.contract import Cursor
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import HEADER_BYTES, PART_BYTES, UNSEQUENCED, Channel, Frame, Header, Kind, encode, pack_header
-from thinwire.link.meter import Meter
+from thinwire.link.meter import LinkMeter
 from thinwire.link.options import LinkOptions
 from thinwire.util.runtime import REAL, Runtime
 
@@ -45,7 +45,7 @@ class Batch:
 class Outbox:
     """Frames between the caller and the wire."""
 
-    def __init__(self, cursor: Cursor, options: LinkOptions, meter: Meter, runtime: Runtime = REAL) -> None:
+    def __init__(self, cursor: Cursor, options: LinkOptions, meter: LinkMeter, runtime: Runtime = REAL) -> None:
         self._cursor = cursor
         self._credit_frames = options.credit_frames
         self._credit_bytes = options.credit_bytes

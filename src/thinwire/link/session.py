@@ -24,7 +24,7 @@ from thinwire.link.greeting import Greeting
 from thinwire.link.heartbeat import TOKEN, Heartbeat, read_token
 from thinwire.link.hello import Terms
 from thinwire.link.inbox import Inbox, decode_ack
-from thinwire.link.meter import Meter
+from thinwire.link.meter import LinkMeter
 from thinwire.link.options import LINGER_SECONDS, LinkOptions
 from thinwire.link.outbox import Outbox
 from thinwire.link.peer import WorkerId
@@ -66,7 +66,7 @@ class Session:
         self.peer, self.terms, self.contract, self.options = setup.peer, setup.terms, setup.contract, setup.options
         self.wire, self.dialer, self.fingerprint = setup.wire, setup.dialer, setup.fingerprint
         self._opened, self._failed = setup.opened, setup.failed
-        self.meter = Meter()
+        self.meter = LinkMeter()
         self.outbox = Outbox(Cursor(self.contract.outgoing, self.contract), self.options, self.meter, runtime)
         self.inbox = Inbox(Cursor(self.contract.incoming, self.contract), self.options, self.meter, runtime)
         self.error: LinkError | None = None
