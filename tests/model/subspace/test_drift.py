@@ -109,3 +109,12 @@ def test_a_step_catches_energy_that_the_subspace_missed():
 def test_no_energy_no_move():
     basis = torch.linalg.qr(torch.randn(8, 2, dtype=torch.float64)).Q
     assert torch.equal(grassmann_step(basis, torch.zeros(8, 8), 0.3), basis)
+
+
+def test_how_a_new_basis_lies_in_memory_changes_no_bit():
+    """One that was computed lies column by column, one that came over a link row by row; all stages must go over alike."""
+    rotations = []
+    for lay in (lambda basis: basis.T.contiguous().T, lambda basis: basis.contiguous()):
+        pipeline, _, move = moved("shared")
+        rotations += [stage.stream.go_over(lay(move), stage.stream.version + 1) for stage in pipeline.stages]
+    assert all(torch.equal(rotation, rotations[0]) for rotation in rotations)

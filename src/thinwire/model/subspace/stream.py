@@ -68,8 +68,11 @@ class SubspaceStream(Stream):
     def go_over(self, basis_DK: Tensor, version: int) -> Tensor:
         if version != self.version + 1:
             raise ValueError(f"basis version {version} cannot follow version {self.version}; restart from the last checkpoint")
-        rotation_KK = basis_DK.double().T @ self.basis_DK.double()
+        before_DK = self.basis_DK.clone()
+        # Into the memory that all stages have alike: the last bits of the product depend on its layout, and one that came over a link or
+        # from a factorisation has another.
         self.basis_DK.copy_(basis_DK)
+        rotation_KK = self.basis_DK.double().T @ before_DK.double()
         self.basis_version.fill_(version)
         return rotation_KK
 
