@@ -19,7 +19,7 @@ from rich.table import Table
 
 from thinwire.cluster.launch import launch
 from thinwire.config.profiles import find_profile
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 
 SIDES = ("dense", "subspace")
 STAGES = 4

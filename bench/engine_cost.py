@@ -26,7 +26,7 @@ from engine_bench import write_results
 from thinwire.data.open import open_data
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline.inprocess import build_pipeline
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 from trained import train
 
 GOAL = 0.85

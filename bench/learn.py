@@ -18,7 +18,7 @@ import torch
 
 from thinwire.metrics.progress import Progress
 from thinwire.pipeline.inprocess import build_pipeline
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 from thinwire.run.trainer import Trainer
 from thinwire.util.files import write_atomic
 

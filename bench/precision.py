@@ -22,7 +22,7 @@ from thinwire.config.sections import Dtype, RunConfig
 from thinwire.data.open import open_data
 from thinwire.model.subspace.stream import SubspaceStream
 from thinwire.pipeline.inprocess import Pipeline, build_pipeline
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 
 Gradients = dict[str, Tensor]
 

@@ -20,7 +20,7 @@ from thinwire.config.sections import RunConfig
 from thinwire.data.open import open_data
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline.inprocess import Pipeline, build_pipeline
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 from timing import alternate, medians
 
 SIDES = {

@@ -24,11 +24,11 @@ import pytest
 from pages import ELSEWHERE, PAGES, ROOT, items_of
 from test_plugin import install
 from thinwire.cli import main as cli
+from thinwire.cluster.join_command import parse_join
 from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.hf.plain import why_not_plain
-from thinwire.run import settings
 
 PLACEHOLDER = re.compile(r"(^|[ /'=.])[A-Z]{1,}[A-Z_]*($|[ /'=.])|\.\.\.")
 """A word to fill in, such as RUN or FILE: what it stands in is a form, whose words are checked."""
@@ -174,7 +174,7 @@ def check_apart(text: str) -> None:
         check_form(f"thinwire {verb} RUN {shlex.join(words[1:])}")
         return
     assert verb == "join", text
-    command = settings.parse_join(words)
+    command = parse_join(words)
     assert command.stage is None or command.stage < command.config.pipeline.stages
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.cli.main import VERBS
-from thinwire.run import settings
+from thinwire.run.command import parse_train
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,4 +37,4 @@ def test_commands_are_understood(command, tmp_path, monkeypatch):
     verb, *words = shlex.split(command)[1:]
     assert verb in VERBS
     if verb == "train" and not {"--resume", "--from"} & {*words}:
-        settings.parse_train(words)
+        parse_train(words)

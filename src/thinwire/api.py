@@ -28,6 +28,7 @@ from thinwire.cluster.evaluate import evaluate_in_workers
 from thinwire.cluster.generate import write_in_workers
 from thinwire.cluster.training import train_on_this_machine
 from thinwire.codecs.base import Codec
+from thinwire.config.command_line import DEFAULT_CONFIG
 from thinwire.config.options import CHOSEN
 from thinwire.config.override import override
 from thinwire.config.registry import CODECS, EXCHANGES
@@ -36,13 +37,14 @@ from thinwire.config.toml import flatten, from_toml, load_config
 from thinwire.hf.export import ExportCommand, export
 from thinwire.metrics.track import Tracker
 from thinwire.replicas.exchange import Exchange
-from thinwire.run.check import check
+from thinwire.run.check import check, resolve
+from thinwire.run.command import TrainCommand
 from thinwire.run.evaluate import evaluate_here
 from thinwire.run.generate import Text, read_prompt, refuse_whole_sequences, write_here
 from thinwire.run.loaded import load_model
+from thinwire.run.resume import for_resume, refuse_used
 from thinwire.run.sampling import Sampling
 from thinwire.run.saved import Mode, for_use, read_from, read_settings, read_tokenizer
-from thinwire.run.settings import DEFAULT_CONFIG, TrainCommand, for_resume, refuse_used, resolve
 
 Values = Mapping[str, Any]
 Callback = Callable[[int, Values], object]

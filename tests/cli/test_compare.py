@@ -15,7 +15,7 @@ from thinwire.cli import main as cli
 from thinwire.cli.compare import parse_compare
 from thinwire.codecs.build import codec_defaults
 from thinwire.config import registry
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ ERRORS = {
     "dense --train.steps 9": "--train.steps is not for thinwire compare; use --steps",
     "dense --seed 9": "--seed is not for thinwire compare; use --seeds",
     "dense --codec.rank 9": "options of a codec belong into its SPEC; write NAME:rank=VALUE",
-    "dense --train.rte 9": "unknown word --train.rte; thinwire train --help lists all words; did you mean --train.rate?",
+    "dense --train.rte 9": "unknown option --train.rte; thinwire train --help lists all options; did you mean --train.rate?",
     "dense --redrw": "unknown option --redrw; did you mean --redraw?",
     "dense --train.rate 0": "train.rate is 0.0; set --train.rate to a value that is above 0",
     "dense --pipeline.stages 1": "pipeline.stages is 1, so nothing crosses a boundary",

@@ -18,7 +18,7 @@ from thinwire.cli import main as cli
 from thinwire.cli.compare import parse_compare
 from thinwire.config import registry
 from thinwire.config.options import options_from_spec, spec_of
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 
 PAIR = ("--replicas.count", "2")
 ERRORS = {

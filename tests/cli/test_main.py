@@ -197,7 +197,7 @@ def test_a_torch_of_the_range_is_imported(tmp_path, version):
 def test_the_range_of_torch_is_that_of_the_project_and_holds_the_pinned_one():
     root = Path(__file__).parents[2]
     needed = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert f"torch>={versions.named(versions.OLDEST)},<{versions.named(versions.TOO_NEW)}" in needed
+    assert f"torch>={versions.written(versions.OLDEST)},<{versions.written(versions.TOO_NEW)}" in needed
     (pinned,) = re.findall(r"^torch==(\d+)\.(\d+)\.", (root / "constraints.txt").read_text(), re.MULTILINE)
     assert versions.OLDEST <= tuple(map(int, pinned)) < versions.TOO_NEW
 

@@ -20,7 +20,7 @@ from runs import VARIETY, train
 from thinwire import checkpoint
 from thinwire.cli import main as cli
 from thinwire.config.registry import CODECS
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 
 WORKERS = ("--pipeline.mode", "workers")
 CASES = VARIETY | {"four stages": ("--pipeline.stages", "4", "--pipeline.schedule", "1f1b")}

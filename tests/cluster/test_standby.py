@@ -20,6 +20,7 @@ from patience import HANG, wait_until
 from runs import train
 from thinwire.cli import main as cli
 from thinwire.cluster import standby
+from thinwire.cluster.join_command import parse_join
 from thinwire.cluster.places import PLACES_FILE
 from thinwire.cluster.scratch import free_ports
 from thinwire.cluster.standby import SERVICE, Answer, StandbyClient, StandbyServer
@@ -31,7 +32,6 @@ from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
 from thinwire.link.peer import WorkerId
 from thinwire.link.roster import Roster
-from thinwire.run.settings import parse_join
 from thinwire.run.stop import Stop
 
 CONFIG = run_config(3, "auto", {"name": "dense"})

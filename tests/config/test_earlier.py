@@ -7,7 +7,7 @@ import pytest
 from thinwire.config.earlier import modern_arguments, modern_settings
 from thinwire.config.options import options_from_spec
 from thinwire.config.toml import flatten, from_toml, load_config, read_config, to_toml
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 
 
 @pytest.fixture(autouse=True)

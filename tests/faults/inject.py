@@ -71,7 +71,7 @@ from thinwire.pipeline.backend import MESSAGE_BYTES, Port
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.neighbours import Neighbours
 from thinwire.run import keeping
-from thinwire.run.settings import TrainCommand, parse_train
+from thinwire.run.command import TrainCommand, parse_train
 from thinwire.run.stop import Stop
 
 POINTS = ("forward", "backward", "optimizer", "write")

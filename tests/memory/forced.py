@@ -14,7 +14,7 @@ from thinwire.cluster.supervisor import run_workers
 from thinwire.cluster.worker_process import Say
 from thinwire.memory import attach
 from thinwire.memory.blocks import Plan, Profile, base_bytes, floor_bytes
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 from thinwire.run.stop import Stop
 
 CHOICES = {"k": "keep", "r": "recompute", "o": "offload"}

@@ -15,6 +15,7 @@ import torch
 from patience import HANG
 from runs import train
 from thinwire.cli import main as cli
+from thinwire.cluster.join_command import parse_join
 from thinwire.config.registry import TRACKERS
 from thinwire.config.toml import from_toml, load_config
 from thinwire.link.peer import WorkerId
@@ -24,7 +25,7 @@ from thinwire.metrics.track import JsonLines, Tracker, scalars
 from thinwire.metrics.trackers.guard import Guarded
 from thinwire.metrics.trackers.open import open_trackers
 from thinwire.metrics.view import RunView
-from thinwire.run.settings import parse_join, parse_train
+from thinwire.run.command import parse_train
 
 
 class Clock:

@@ -17,7 +17,7 @@ from patience import HANG
 from runs import train
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import Dtype
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 
 SHORT = ("--train.steps", "3", "--train.checkpoint_every", "0", "--train.validate_every", "0")
 DTYPES = get_args(Dtype)

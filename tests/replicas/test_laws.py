@@ -22,7 +22,7 @@ from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.exchange import ExchangeOptions, make_exchange
 from thinwire.replicas.peers import Peers
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 
 REPLICAS, STEPS = 3, 5
 MODEL = ModelConfig(vocabulary=64, width=16, layers=1, heads=4, kv_heads=4, ffn=24, context=8)

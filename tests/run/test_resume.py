@@ -17,7 +17,7 @@ from thinwire.checkpoint import encode_manifest, remove_newer, step_of, steps, w
 from thinwire.cli import main as cli
 from thinwire.config.toml import read_config
 from thinwire.run import fork as forking
-from thinwire.run.settings import parse_train
+from thinwire.run.command import parse_train
 from thinwire.util import lock
 from thinwire.util.lock import LOCK_FILE, locked
 

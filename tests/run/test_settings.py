@@ -15,8 +15,9 @@ from thinwire.codecs.build import codec_defaults
 from thinwire.config import toml as configfile
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import DataConfig, ModelConfig, RunConfig, TrainConfig
-from thinwire.run import settings
-from thinwire.run.settings import flatten, from_toml, load_config, parse_train, shared_hash, to_toml
+from thinwire.config.toml import flatten, from_toml, load_config, shared_hash, to_toml
+from thinwire.run.check import resolve
+from thinwire.run.command import parse_train
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def test_packaged_configs_are_what_the_documents_say(name, expected):
 
 def test_without_words_the_laptop_config_runs_in_a_named_folder():
     command = parse_train([])
-    assert command.config == settings.resolve(load_config("laptop"))
+    assert command.config == resolve(load_config("laptop"))
     assert (str(command.run), command.resume) == ("runs/laptop-subspace-0", False)
 
 
@@ -114,18 +115,18 @@ def test_the_stable_words_do_what_they_say(form):
     assert {word: words[word] for word in STABLE} == {word: value for word, (_, value) in STABLE.items()}
     assert str(command.run) == "here/x"
     untouched = words.keys() - STABLE.keys() - {"model.free_layers"}  # follows from the cut
-    assert {word: words[word] for word in untouched} == {word: flatten(settings.resolve(load_config("small")))[word] for word in untouched}
+    assert {word: words[word] for word in untouched} == {word: flatten(resolve(load_config("small")))[word] for word in untouched}
 
 
 def test_every_field_is_a_word():
-    words = flatten(settings.resolve(load_config("laptop")))
+    words = flatten(resolve(load_config("laptop")))
     argv = []
     for word, value in words.items():
         if isinstance(value, bool):
             argv.append("--" + ".no_".join(word.rsplit(".", 1)))
         else:
             argv += [f"--{word}", str(value)]
-    assert parse_train(argv).config == settings.resolve(load_config("laptop"))
+    assert parse_train(argv).config == resolve(load_config("laptop"))
 
 
 def test_hyphens_and_underscores_are_the_same():
@@ -141,7 +142,7 @@ def test_the_default_folder_follows_config_codec_and_seed(tmp_path):
 def test_a_file_needs_only_what_differs(tmp_path):
     (tmp_path / "mine.toml").write_text("[train]\nsteps = 3\nrate = 1\n")
     config = parse_train(["--config", "mine.toml"]).config
-    assert config == settings.resolve(changed(RunConfig(codec=codec_defaults("subspace")), train__steps=3, train__rate=1.0))
+    assert config == resolve(changed(RunConfig(codec=codec_defaults("subspace")), train__steps=3, train__rate=1.0))
     assert type(config.train.rate) is float
 
 
@@ -177,7 +178,7 @@ def test_help_works_beside_resume_and_an_existing_folder(capsys, tmp_path):
 
 
 def test_settings_import_no_torch():
-    code = "import sys, thinwire.run.settings; assert not {'torch', 'tyro', 'numpy'} & set(sys.modules)"
+    code = "import sys, thinwire.cluster.join_command; assert not {'torch', 'tyro', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], timeout=HANG, check=True)
 
 
@@ -299,7 +300,7 @@ def test_values_at_the_limit_pass(words):
 
 
 def test_every_number_has_a_limit():
-    from thinwire.run.check import LIMITS
+    from thinwire.config.limits import LIMITS
 
     limited = {word for *_, words in LIMITS for word in words.split()}
     numbers = {
@@ -545,7 +546,7 @@ def test_the_hash_covers_every_field_but_the_local_ones():
 
 
 def test_local_fields_are_the_promised_ones():
-    assert LOCAL_WORDS.keys() == settings.LOCAL and ADJUSTABLE_WORDS.keys() == settings.ADJUSTABLE
+    assert LOCAL_WORDS.keys() == configfile.LOCAL and ADJUSTABLE_WORDS.keys() == configfile.ADJUSTABLE
 
 
 def test_a_codec_that_no_boundary_would_use_is_refused():

@@ -15,13 +15,13 @@ from thinwire.board.request import OURS, Request, Spec, parse_spec
 from thinwire.board.rows import corpus_name, data_settings, row_settings, trained_on
 from thinwire.board.subjects import Subject
 from thinwire.config import registry
+from thinwire.config.command_line import parse_config
 from thinwire.config.options import CHOSEN
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import flatten, load_config, to_toml
 from thinwire.config.values import from_table, near
 from thinwire.pipeline.inprocess import build_codec
-from thinwire.run.check import check
-from thinwire.run.settings import parse, resolve
+from thinwire.run.check import check, resolve
 
 EQUAL = {"train.batch", "train.validation_sequences", "model.context", "model.vocabulary", "data.cache"}
 EQUAL |= {"data.source", "data.tokenizer", "data.text_column", "data.max_tokens", "replicas.count"}
@@ -137,7 +137,7 @@ def options_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 def prepare(request: Request) -> list[Case]:
     """Make the cases of a comparison, or raise ValueError for the first thing that cannot work."""
     subject, options = request.subject, list(request.options)
-    start = parse(options, load_config(request.config))
+    start = parse_config(options, load_config(request.config))
     subject.refuse_config(start)
     seeds, steps = request.seeds or (start.seed,), request.steps or start.train.steps
     train, pipeline = replace(start.train, steps=steps, seconds=None), replace(start.pipeline, mode=subject.mode)

@@ -31,8 +31,8 @@ from thinwire.config.toml import CONFIG_FILE, read_config
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import JsonLines, Tracker
 from thinwire.pipeline.inprocess import Pipeline
+from thinwire.run.command import TrainCommand
 from thinwire.run.here import train_here
-from thinwire.run.settings import TrainCommand
 from thinwire.run.trainer import Trainer
 from thinwire.util.checkpoint_name import checkpoint_name
 from thinwire.util.lock import locked

@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 
 from thinwire.board.request import LINKS, OURS, SKIPPED_STEPS, Request, Spec, parse_specs
 from thinwire.board.subjects import CODECS, EXCHANGES, Subject
+from thinwire.config.command_line import scan
 from thinwire.config.profiles import find_profile
 from thinwire.config.values import near
-from thinwire.run.settings import scan
 
 
 class CompareParser(argparse.ArgumentParser):

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.config.command_line import DEFAULT_CONFIG, parse_config, scan
 from thinwire.config.profiles import find_profile
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import load_config
 from thinwire.memory.blocks import Plan, Profile, base_bytes
 from thinwire.memory.simulate import Timeline
-from thinwire.run.check import check
-from thinwire.run.settings import DEFAULT_CONFIG, parse, resolve, scan
+from thinwire.run.check import check, resolve
 from thinwire.util.sizes import read_size
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def parse_memory(argv: list[str]) -> MemoryCommand:
             raise ValueError(f"--{word} is not for thinwire memory: {why}; leave it out")
     if budget := getattr(mine, "memory.budget"):
         rest += ["--memory.budget", budget]
-    config = parse(rest, load_config(mine.config or DEFAULT_CONFIG))
+    config = parse_config(rest, load_config(mine.config or DEFAULT_CONFIG))
     check(config)
     if not 0 <= mine.stage < config.pipeline.stages:
         raise ValueError(f"--stage is {mine.stage}, the stages are 0 to {config.pipeline.stages - 1}; choose one of them")

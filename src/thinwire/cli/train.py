@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from thinwire.cluster.training import train_on_this_machine
+from thinwire.run.command import parse_train
 from thinwire.run.farewell import farewell, go_on_command, last_words
-from thinwire.run.settings import parse_train
 
 
 def main(argv: list[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.cluster.join_command import JoinCommand, parse_join
 from thinwire.cluster.membership import Membership
 from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
 from thinwire.cluster.recover import train_stage
@@ -23,7 +24,6 @@ from thinwire.metrics.progress import Progress
 from thinwire.metrics.trackers.open import open_trackers
 from thinwire.run.farewell import farewell, go_on_command, last_words
 from thinwire.run.inputs import check_inputs
-from thinwire.run.settings import JoinCommand, parse_join
 from thinwire.run.stop import Stop
 from thinwire.util.disk import shortage
 from thinwire.util.lock import locked

@@ -19,8 +19,8 @@ from thinwire.link.peer import WorkerId
 from thinwire.metrics.track import Tracker
 from thinwire.metrics.trackers.open import open_trackers
 from thinwire.metrics.view import RunView
+from thinwire.run.command import TrainCommand
 from thinwire.run.folder import folder_of, kept_by_all, summarised, write_summary
-from thinwire.run.settings import TrainCommand
 from thinwire.run.stop import Stop
 
 

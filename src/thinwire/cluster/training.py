@@ -14,10 +14,10 @@ from thinwire.metrics.news import tell
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import Tracker
 from thinwire.metrics.trackers.open import open_trackers
+from thinwire.run.command import TrainCommand
 from thinwire.run.fork import fork
 from thinwire.run.here import train_here
 from thinwire.run.inputs import check_inputs
-from thinwire.run.settings import TrainCommand
 from thinwire.run.stop import Stop
 from thinwire.util.lock import locked
 

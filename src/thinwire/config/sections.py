@@ -2,7 +2,7 @@
 
 A leaf of the package, free of torch, so that `--help`, tests and supervisors read settings quickly. The options of a codec or an exchange
 are not here but beside its class; `RunConfig.codec` and `RunConfig.exchange` hold whichever dataclass the name selects. Reading files and
-the command line is `run/settings.py`'s job.
+the command line is the job of `toml.py` and `command_line.py`.
 """
 
 from __future__ import annotations

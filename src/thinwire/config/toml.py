@@ -1,7 +1,7 @@
 """Settings as text: TOML into a `RunConfig` and back, packaged configs by name, and the hash that workers compare.
 
-What the settings are stands in `config/sections.py` and beside each codec and exchange, which values are refused in `run/check.py`, the
-command line in `run/settings.py`.
+What the settings are stands in `config/sections.py` and beside each codec and exchange, which values are refused in `limits.py` and
+`run/check.py`, the command line in `command_line.py`.
 """
 
 from __future__ import annotations

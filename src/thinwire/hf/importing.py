@@ -18,6 +18,7 @@ from pathlib import Path
 
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
+from thinwire.config.command_line import DEFAULT_CONFIG, parse_config, scan
 from thinwire.config.options import choose_options
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.config.toml import CONFIG_FILE, load_config, to_toml
@@ -37,10 +38,9 @@ from thinwire.model.subspace.stream import SubspaceStream
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline import by_stage as staged
 from thinwire.pipeline.inprocess import build_codec
-from thinwire.run.check import check
+from thinwire.run.check import check, resolve
 from thinwire.run.evaluate import validation_batch
 from thinwire.run.saved import TOKENIZER_FILE
-from thinwire.run.settings import DEFAULT_CONFIG, parse, resolve, scan
 from thinwire.util.checkpoint_name import checkpoint_name
 
 OURS_TO_CHOOSE = ("context", "free_layers", "dropout", "output_dropout")
@@ -107,7 +107,7 @@ def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig
             raise ValueError(f"--{word} {words[word] or ''} does not go with `thinwire import`: {advice}; leave it out")
     base = load_config(words.get("config") or DEFAULT_CONFIG)
     base = replace(base, model=foreign.model, codec=choose_options("codec", base.codec, words.get("codec.name") or "dense"))
-    config = parse(argv, base)
+    config = parse_config(argv, base)
     refuse_other_model(foreign, config.model)
     if (foreign.folder / TOKENIZER_FILE).is_file():
         config = replace(config, data=replace(config.data, tokenizer=str(run.resolve() / TOKENIZER_FILE)))
