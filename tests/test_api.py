@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -246,6 +247,9 @@ def test_compare_returns_a_row_for_each_spec(config, capsys):
     assert rows[1]["bytes_backward"] == 8 and list(rows[1]["curve"]) == [2, 4] and rows[1]["val_loss"] == rows[1]["curve"][4]
     again = thinwire.compare(["dense", "subspace:rank=4"], settings, steps=4, out="board", say=said.append)
     assert again == rows and len(said) == 2
+    line = next(line for line in Path("board/screen.md").read_text().splitlines() if line.startswith("    thinwire compare"))
+    drawn = Path("board/screen.md").read_text()
+    assert cli.main(shlex.split(line)[1:]) == 0 and Path("board/screen.md").read_text() == drawn
     with pytest.raises(ValueError, match="there is no plain `dense` among the specs"):
         thinwire.compare(["subspace"], settings, steps=4, out="board")
 

@@ -7,10 +7,9 @@ handlers and torch's number of threads are afterwards what they were. docs/pytho
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,10 +19,11 @@ from torch import nn
 from thinwire import checkpoint
 from thinwire.board.cases import options_between
 from thinwire.board.comparison import run_comparison
-from thinwire.board.request import Request, parse_specs
+from thinwire.board.request import OURS, Request, parse_specs
 from thinwire.board.score import Standing
 from thinwire.board.subjects import CODECS as COMPARED_CODECS
 from thinwire.board.subjects import EXCHANGES as COMPARED_EXCHANGES
+from thinwire.board.subjects import Subject
 from thinwire.cluster.evaluate import evaluate_in_workers
 from thinwire.cluster.generate import write_in_workers
 from thinwire.cluster.training import train_on_this_machine
@@ -222,8 +222,23 @@ def compare(
     Rows, table and plots go to the folder `out`, and what is there is not made again. Over `links`, which takes worker processes, time to
     loss is measured too. `exchanges`: the specs are exchanges between replicas. `say` takes a line for every row that is made.
     """
-    asked = _request(specs, config, exchanges, name, out)
-    asked = replace(asked, links=tuple(links), steps=steps, seeds=tuple(seeds), target=target, end_to_end=end_to_end)
+    subject = COMPARED_EXCHANGES if exchanges else COMPARED_CODECS
+    if isinstance(config, RunConfig):
+        steps, seeds = steps or config.train.steps, seeds or (config.seed,)
+    base, options = _as_options(config, subject)
+    asked = Request(
+        subject=subject,
+        specs=parse_specs(specs, subject),
+        config=base,
+        options=tuple(options),
+        links=tuple(links),
+        steps=steps,
+        seeds=tuple(seeds),
+        target=target,
+        name=name,
+        out=Path(out or subject.out),
+        end_to_end=end_to_end,
+    )
     with _threads_kept():
         found = run_comparison(asked, say)
     if found.failed:
@@ -262,27 +277,16 @@ def _as_config(config: RunConfig) -> Config:
     return Config(**{field.name: getattr(config, field.name) for field in fields(RunConfig)})
 
 
-def _as_options(config: RunConfig | str | Path) -> tuple[str, list[str]]:
-    """Return a config as a name or file and options for `thinwire train`."""
+def _as_options(config: RunConfig | str | Path, subject: Subject) -> tuple[str, list[str]]:
+    """Return a config as a name or file and options for `thinwire compare`, which has others for some settings."""
     if not isinstance(config, RunConfig):
         return str(config), []
     base = load_config("small")
-    names = {f"{section}.name": getattr(config, section).name for section in CHOSEN}
-    chosen = [f"--{name}={value}" for name, value in names.items() if value != flatten(base)[name]]
-    return "small", [*chosen, *options_between(flatten(override(base, names)), flatten(config))]
-
-
-def _request(specs: Sequence[str], config: RunConfig | str | Path, exchanges: bool, name: str, out: str | Path | None) -> Request:
-    """Write a comparison as the command line would ask for it."""
-    subject = COMPARED_EXCHANGES if exchanges else COMPARED_CODECS
-    base, options = _as_options(config)
-    folder = Path(out or subject.out)
-    line = ["thinwire", "compare", *(["--exchange"] if exchanges else []), *specs, "--config", base]
-    line += ["--name", name, "--out", str(folder), *options, "--redraw"]
-    parsed = parse_specs(specs, subject)
-    return Request(
-        subject=subject, specs=parsed, config=base, options=tuple(options), links=(), name=name, out=folder, line=shlex.join(line)
-    )
+    names = {f"{section}.name": getattr(config, section).name for section in CHOSEN if section != subject.noun}
+    before, after = flatten(override(base, names)), flatten(config)
+    wanted = {name: value for name, value in after.items() if name in before and name not in OURS and not name.startswith(subject.noun)}
+    chosen = [text for name, value in names.items() if value != flatten(base)[name] for text in (f"--{name}", value)]
+    return "small", [*chosen, *options_between(before, wanted)]
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:

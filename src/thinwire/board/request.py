@@ -6,6 +6,7 @@ NAME[:OPTION=VALUE,...]   anchored:rank=32,bits=4      subspace:rank=16,model.ff
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +74,23 @@ class Request:
     speed_steps: int = 8
     repeats: int = 1
     redraw: bool = False
-    line: str
+    line: str = ""
     """The command that draws the same board again."""
+
+    def __post_init__(self) -> None:
+        if not self.line:
+            object.__setattr__(self, "line", self.command())
+
+    def command(self) -> str:
+        """Write the command that draws the board of this request."""
+        texts = [spec.text for spec in self.specs]
+        words = ["thinwire", "compare", *self.subject.introduced_by, *(texts or ["--all"])]
+        words += ["--config", self.config, "--links", *self.links]
+        words += ["--steps", str(self.steps)] if self.steps else []
+        words += ["--seeds", *map(str, self.seeds)] if self.seeds else []
+        words += ["--target", str(self.target)] if self.target else []
+        words += ["--end-to-end"] if self.end_to_end else []
+        return shlex.join([*words, "--name", self.name, "--out", str(self.out), *self.options, "--redraw"])
 
 
 def parse_spec(text: str, subject: Subject, heading: str | None = None) -> Spec:

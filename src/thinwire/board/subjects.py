@@ -31,6 +31,8 @@ class Subject(Protocol):
     """What one of them is called."""
     form: str
     """How one is written."""
+    introduced_by: tuple[str, ...]
+    """Option of `thinwire compare` that stands before them."""
     reference: str
     """Spec that all others are judged by."""
     mode: Literal["inprocess", "workers"]
@@ -103,6 +105,7 @@ class Codecs:
     """Methods for boundaries, compared in one replica."""
 
     noun, reference, form = "codec", "dense", "NAME[:OPTION=VALUE,...], such as subspace:rank=16"
+    introduced_by: tuple[str, ...] = ()
     mode: Literal["inprocess", "workers"] = "inprocess"
     unit = "bytes_per_token"
     parts: tuple[str, ...] = ("forward", "backward")
@@ -191,6 +194,7 @@ class Exchanges:
     """Ways in which replicas learn from each other, all with the config's codec."""
 
     noun, reference, form = "exchange", "allreduce", "NAME[:OPTION=VALUE,...], such as powersgd:rank=4"
+    introduced_by: tuple[str, ...] = ("--exchange",)
     mode: Literal["inprocess", "workers"] = "workers"
     unit = "bytes_per_step"
     parts: tuple[str, ...] = ("exchange", "boundary", "control")
