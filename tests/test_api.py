@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,7 +256,7 @@ def test_compare_returns_a_row_for_each_spec(config, capsys):
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_codec_of_a_notebook_trains_in_process_and_is_refused_in_workers(config):
+def test_a_codec_of_a_notebook_trains_in_process_and_is_refused_in_workers(config, monkeypatch):
     @thinwire.register_codec("mine", text="the stream as it is, once more")
     class Mine(Dense):
         pass
@@ -266,7 +267,8 @@ def test_a_codec_of_a_notebook_trains_in_process_and_is_refused_in_workers(confi
     other = thinwire.train(Config.load(config, {"codec.name": "dense"}), "dense")
     assert result.summary["codec"] == "mine" and result.summary["val_loss"] == other.summary["val_loss"]
     assert thinwire.evaluate("run")["step"] == 6
-    with pytest.raises(ValueError, match=r"codec 'mine' is registered in this process alone.*thinwire\.codecs"):
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # as in a notebook
+    with pytest.raises(ValueError, match=r"codec 'mine' is defined in this session alone.*set pipeline.mode to inprocess"):
         thinwire.train(settings.override({"pipeline.mode": "workers"}), "workers")
     with pytest.raises(ValueError, match="there is a codec 'dense' already"):
         thinwire.register_codec("dense", Mine)
@@ -291,17 +293,32 @@ def test_a_codec_of_a_notebook_has_options(config):
 SCRIPT = """
 import thinwire
 from thinwire import Config
+from thinwire.codecs.dense import Dense
+
+@thinwire.register_codec("mine")
+class Mine(Dense):
+    pass
 
 if __name__ == "__main__":
     heard = []
-    config = Config.load({config!r}, {{"pipeline.mode": "workers", "train.steps": 2}})
+    config = Config.load({config!r}, {{"pipeline.mode": "workers", "train.steps": 2, "codec.name": "mine"}})
     result = thinwire.train(config, "run", trackers=[lambda step, values: heard.append((step, values))])
     steps = [step for step, values in heard if "loss" in values]
     print(result.finished, steps, len(result.metrics), thinwire.evaluate("run", sequences=4, mode="workers")["step"])
 """
+SESSION = """
+import thinwire, my_module
+thinwire.register_codec("mine", my_module.Mine)
+config = thinwire.Config.load({config!r}, {{"pipeline.mode": "workers", "train.steps": 2, "codec.name": "mine"}})
+print(thinwire.train(config, "session").finished)
+"""
 
 
-def test_workers_from_a_script(config, tmp_path):
+def test_workers_from_a_script_and_with_a_codec_of_a_module(config, tmp_path):
+    """A script is imported again by its workers; in a session without one, workers import the module of a registered class."""
     (tmp_path / "script.py").write_text(SCRIPT.format(config=config))
-    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=HANG, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr) == ("True [1, 2] 2 2\n", "")
+    (tmp_path / "my_module.py").write_text("from thinwire.codecs.dense import Dense\n\nclass Mine(Dense):\n    pass\n")
+    done = subprocess.run([sys.executable, "-c", SESSION.format(config=config)], capture_output=True, text=True, timeout=HANG)
+    assert (done.stdout, done.stderr) == ("True\n", "")

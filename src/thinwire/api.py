@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -226,19 +226,9 @@ def compare(
     if isinstance(config, RunConfig):
         steps, seeds = steps or config.train.steps, seeds or (config.seed,)
     base, options = _as_options(config, subject)
-    asked = Request(
-        subject=subject,
-        specs=parse_specs(specs, subject),
-        config=base,
-        options=tuple(options),
-        links=tuple(links),
-        steps=steps,
-        seeds=tuple(seeds),
-        target=target,
-        name=name,
-        out=Path(out or subject.out),
-        end_to_end=end_to_end,
-    )
+    parsed, folder = parse_specs(specs, subject), Path(out or subject.out)
+    asked = Request(subject=subject, specs=parsed, config=base, options=tuple(options), name=name, out=folder, end_to_end=end_to_end)
+    asked = replace(asked, links=tuple(links), steps=steps, seeds=tuple(seeds), target=target, line="")
     with _threads_kept():
         found = run_comparison(asked, say)
     if found.failed:

@@ -20,6 +20,7 @@ from typing import Any
 from thinwire.cluster.children import Child, Hear, ask_to_stop, collect, end_all, first_failure, linger
 from thinwire.cluster.scratch import held_ports, make_local_roster, scratch_folder, worker_name
 from thinwire.cluster.worker_process import Failure, Task, work
+from thinwire.config.options import CHOSEN
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import to_toml
 from thinwire.link.peer import WorkerId
@@ -59,7 +60,8 @@ class Supervisor:
         ours, theirs = self.context.Pipe()
         self.incarnation += 1  # it grows even if the clock goes back
         arguments = json.dumps(self.arguments | (more or {}))
-        given = (theirs, self.task, to_toml(self.config), arguments, str(self.folder), worker_id, self.incarnation)
+        registered = json.dumps({section: registry.importable() for section, registry in CHOSEN.items()})
+        given = (theirs, self.task, to_toml(self.config), registered, arguments, str(self.folder), worker_id, self.incarnation)
         process = self.context.Process(target=work, args=given, name=f"thinwire-{worker_name(worker_id)}", daemon=True)
         process.start()
         theirs.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from io import StringIO
@@ -52,11 +53,13 @@ def train_shown(command: TrainCommand, trackers: Sequence[Tracker], shown: bool)
 
 def refuse_unknown_to_workers(config: RunConfig) -> None:
     """Raise ValueError for what only this process, or only its main thread, can do."""
+    script = hasattr(sys.modules["__main__"], "__file__")  # which workers import again, and what it registers with it
     for section, registry in CHOSEN.items():
-        if (name := getattr(config, section).name) in registry.registered:
+        name = getattr(config, section).name
+        if name in registry.registered and name not in registry.importable() and not script:
             raise ValueError(
-                f"the {section} {name!r} is registered in this process alone, and pipeline.mode is workers; set pipeline.mode to "
-                f"inprocess, or declare it in a package as an entry point of the group {registry.group}"
+                f"the {section} {name!r} is defined in this session alone, and pipeline.mode is workers; set pipeline.mode to inprocess, "
+                "or write it into a module that can be imported, and register it from there"
             )
     if threading.current_thread() is not threading.main_thread():
         raise ValueError("workers can be started from the main thread alone; set pipeline.mode to inprocess, or train in the main thread")

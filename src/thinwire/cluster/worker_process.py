@@ -20,6 +20,7 @@ from typing import Any
 from thinwire.cluster.cause import causes, in_a_line, raised_at, trace_of
 from thinwire.cluster.membership import Membership
 from thinwire.cluster.scratch import worker_name
+from thinwire.config.options import CHOSEN
 from thinwire.config.toml import from_toml
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.identity import load_identity
@@ -60,7 +61,9 @@ class Failure:
         return self.kind in ("refused", "protocol")
 
 
-def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: str, worker_id: WorkerId, incarnation: int) -> None:
+def work(
+    pipe: Connection, task: Task, settings: str, registered: str, arguments: str, scratch: str, worker_id: WorkerId, incarnation: int
+) -> None:
     """Be one worker: do the task, then report its result or what went wrong."""
     # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -70,6 +73,8 @@ def work(pipe: Connection, task: Task, settings: str, arguments: str, scratch: s
     threading.Thread(target=beat, args=(voice,), daemon=True).start()
     folder = Path(scratch)
     try:
+        for section, places in json.loads(registered).items():
+            CHOSEN[section].adopt(places)
         member = Membership(
             config=from_toml(settings),
             roster=read_roster(folder / "roster.toml"),

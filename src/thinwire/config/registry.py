@@ -50,10 +50,24 @@ class Registry:
         raise ValueError(f"unknown {self.kind} {name!r}; {near_misses(name, self.names())}choose one of {', '.join(self.names())}")
 
     def register(self, name: str, place: Any, text: str = "") -> None:
-        """Add a class, or where it is as `module:Class`; this process alone knows it, unlike an entry point."""
+        """Add a class, or where it is as `module:Class`; workers know it where it is importable (`importable`)."""
         if name in self.names():
             raise ValueError(f"there is a {self.kind} {name!r} already; choose another name")
         self.registered[name] = place, text
+
+    def importable(self) -> dict[str, str]:
+        """Say for registered names where another process finds their classes, as `module:Class`: not those of a notebook."""
+        found = {}
+        for name, (place, _) in self.registered.items():
+            if isinstance(place, str):
+                found[name] = place
+            elif place.__module__ != "__main__" and "." not in place.__qualname__:
+                found[name] = f"{place.__module__}:{place.__qualname__}"
+        return found
+
+    def adopt(self, places: Mapping[str, str]) -> None:
+        """Take over what another process has registered."""
+        self.registered = {name: (place, "") for name, place in places.items()} | self.registered
 
     def _entry_points(self) -> EntryPoints:
         from importlib.metadata import entry_points  # not at the top: it is slow to import
