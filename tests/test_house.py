@@ -24,25 +24,7 @@ TOO_LONG = {
     "run/trainer.py:step",
 }
 TWICE = {
-    "Lossless",
-    "Threshold",
-    "ThresholdOptions",
-    "choose",
     "evaluate",
-    "hear",
-    "learning_cells",
-    "link_cells",
-    "mean",
-    "measure",
-    "named",
-    "orthonormal",
-    "picture",
-    "preamble",
-    "product",
-    "read_entry",
-    "run",
-    "say",
-    "settings_of",
     "train",
 }
 TALKING = {"run/trainer.py:gather_values"}

@@ -114,6 +114,8 @@ def test_what_it_does_not_declare_is_refused_by_name(config, tmp_path, capsys):
     assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--sequences", "0"]) == 0
     assert "the architecture 'bare' declares no Hugging Face form" in capsys.readouterr().out
     assert not (tmp_path / "out" / "config.json").exists()
+    assert cli.main(["train", "--run", str(tmp_path / "run"), "--resume", "--model.architecture", "gelu", "--train.steps", "8"]) != 0
+    assert "model.architecture" in capsys.readouterr().err
     for words, reason in (
         (("--model.output_bias",), "model.output_bias is True, which a GELU decoder does not have"),
         (("--model.kv_heads", "2"), "model.kv_heads is 2; set it to model.heads 4"),

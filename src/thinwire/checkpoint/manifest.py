@@ -26,6 +26,8 @@ FORMAT = 2
 OLD_FORMAT = 1
 LONGEST = 1 << 20
 """Most bytes of a manifest."""
+OPTIMIZER, EXCHANGE = "optimizer/", "exchange/"
+"""What the names of tensors begin with that are no weights: state of the optimizer, and of the exchange with other replicas."""
 FREE = frozenset({"split", "microbatches"})
 """Facts that may differ when a run is resumed: they are its shape."""
 

@@ -17,15 +17,23 @@ from torch import Tensor
 
 from thinwire.checkpoint.fitting import refuse_misfit, refuse_state
 from thinwire.checkpoint.layout import Position, is_undamaged
-from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, manifest_path, read_manifest, shape_of, tensors_path
+from thinwire.checkpoint.manifest import (
+    EXCHANGE,
+    OPTIMIZER,
+    copies_of,
+    home_of,
+    is_part_of,
+    manifest_path,
+    read_manifest,
+    shape_of,
+    tensors_path,
+)
 from thinwire.model.names import boundary_of
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.files import matching
 from thinwire.util.shown import shown
 
-OPTIMIZER = "optimizer/"
-EXCHANGE = "exchange/"
 Tensors = dict[str, Tensor]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.checkpoint.layout import Position, checkpoint_folder, parts_of, steps
-from thinwire.checkpoint.manifest import FORMAT, encode_manifest, manifest_path, tensors_path, whole_manifest
+from thinwire.checkpoint.manifest import EXCHANGE, FORMAT, OPTIMIZER, encode_manifest, manifest_path, tensors_path, whole_manifest
 from thinwire.checkpoint.safetensors import Piece, write_file
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
@@ -70,8 +70,8 @@ def part_of(
     stateless = [name for name in optimizer.named if name not in updated] if state else []
     manifest |= {**asdict(position), "basis_version": stage.stream.version, "stateless": stateless}
     manifest |= {} if everyone is None else {"everyone": everyone}
-    tensors = {**stage.state_dict(), **{f"optimizer/{name}": tensor for name, tensor in state.items()}}
-    tensors |= {f"exchange/{name}": tensor for name, tensor in (exchange or {}).items()}
+    tensors = {**stage.state_dict(), **{f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}}
+    tensors |= {f"{EXCHANGE}{name}": tensor for name, tensor in (exchange or {}).items()}
     return Part(
         manifest,
         {

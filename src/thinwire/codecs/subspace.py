@@ -1,7 +1,7 @@
 """The subspace boundary (arXiv 2506.01260): layers are constrained so that K coordinates per token say everything.
 
 The network itself is constrained (`stream`), so the boundary is exact: what crosses is the stream, only K wide. To change the rank:
-`--codec.rank`. The mathematics is in `thinwire/subspace`.
+`--codec.rank`. The mathematics is in `model/subspace`.
 """
 
 from __future__ import annotations

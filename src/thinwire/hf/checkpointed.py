@@ -10,6 +10,7 @@ import torch
 
 from thinwire import checkpoint
 from thinwire.checkpoint.fitting import shape_and_format
+from thinwire.checkpoint.manifest import EXCHANGE, OPTIMIZER, tensors_path
 from thinwire.checkpoint.safetensors import Stored, list_tensors
 from thinwire.codecs.base import DTYPES
 from thinwire.config.sections import RunConfig
@@ -17,12 +18,10 @@ from thinwire.config.toml import CONFIG_FILE
 from thinwire.model.stage import Stage
 from thinwire.run.saved import newest_whole, read_settings
 
-OPTIMIZER = "optimizer/"
-
 
 @dataclass(frozen=True)
 class Checkpointed:
-    """The parts of one checkpoint: per stage, of the shape it was written in, manifest and tensors, those of the optimizer left out."""
+    """The parts of one checkpoint: per stage, of the shape it was written in, its manifest and its weights, without any state."""
 
     run: Path
     config: RunConfig
@@ -71,9 +70,9 @@ def open_checkpoint(run: Path, step: int | None = None) -> Checkpointed:
     checkpoint.refuse_mixed(folder, manifests)
     parts = []
     for index, manifest in enumerate(manifests):
-        path = checkpoint.home_of(folder, index) / f"stage-{index}.safetensors"
+        path = tensors_path(checkpoint.home_of(folder, index), index)
         if checkpoint.file_sha256(path) != manifest["sha256"]:
             raise ValueError(f"{path} does not match the sha256 in its manifest: it is damaged; choose an older checkpoint with --step")
         tensors = list_tensors(path, "choose an older checkpoint with --step")
-        parts.append({name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER)})
+        parts.append({name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER, EXCHANGE))})
     return Checkpointed(run, config, folder, manifests, parts)

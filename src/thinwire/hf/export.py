@@ -14,6 +14,7 @@ import torch
 import tyro
 
 from thinwire import __version__, checkpoint
+from thinwire.checkpoint.manifest import tensors_path
 from thinwire.checkpoint.safetensors import write_file, write_shards
 from thinwire.config.toml import CONFIG_FILE
 from thinwire.hf.card import write_card
@@ -105,7 +106,7 @@ def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
     (folder / place).mkdir(parents=True)
     hashes = {}
     for index, (manifest, part) in enumerate(zip(source.manifests, source.parts, strict=True)):
-        path = place / f"stage-{index}.safetensors"
+        path = tensors_path(place, index)
         hashes[path.as_posix()] = write_file(folder / path, [tensor.piece() for tensor in part.values()])
         sealed = manifest | {"sha256": hashes[path.as_posix()], "bytes": (folder / path).stat().st_size}
         (folder / path).with_suffix(".json").write_bytes(checkpoint.encode_manifest(sealed))
