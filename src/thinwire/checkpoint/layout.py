@@ -22,7 +22,7 @@ from typing import Any
 from thinwire.checkpoint.hashes import file_sha256
 from thinwire.checkpoint.manifest import copies_of, home_of, is_part_of, shape_of, tensors_path, whole_manifest
 from thinwire.model.cut import StagePlan
-from thinwire.util.checkpoint_name import age, checkpoint_name, is_checkpoint_name
+from thinwire.util.checkpoint_name import age, checkpoint_name, checkpoints_in
 from thinwire.util.files import matching
 
 PART_NAME = re.compile(r"stage-(\d+)\.json")
@@ -55,8 +55,7 @@ def checkpoint_folder(run: Path, position: Position, facts: dict[str, Any]) -> P
 
 def steps(run: Path, home: str = "checkpoints") -> list[Path]:
     """List checkpoint folders, oldest first; those of `copies` where that is asked for."""
-    folders = (run / home).glob("step-*")
-    return sorted((folder for folder in folders if is_checkpoint_name(folder.name)), key=age)
+    return checkpoints_in(run / home)
 
 
 def parts_of(folder: Path, *, copies: bool = False) -> list[dict[str, Any]] | None:

@@ -32,14 +32,19 @@ def decode_message(data: bytes | bytearray | memoryview, what: str = "message") 
     return printable(message, what)
 
 
+def _safe(text: str) -> str:
+    """Return a text that can be shown; nearly all are so, and messages have many."""
+    return text if len(text) <= LONGEST_TEXT and text.isprintable() else shown(text, LONGEST_TEXT)
+
+
 def printable(value: Any, what: str = "message", depth: int = 0) -> Any:
     """Return a value of JSON with control characters and halves of characters written as escapes, not nested too deeply."""
     if isinstance(value, str):
-        return shown(value, LONGEST_TEXT)
+        return _safe(value)
     if isinstance(value, (dict, list)) and depth >= DEEPEST:
         raise ProtocolError(what, "nested more deeply", f"at most {DEEPEST} levels")
     if isinstance(value, dict):
-        return {shown(name, LONGEST_TEXT): printable(each, what, depth + 1) for name, each in value.items()}
+        return {_safe(name): printable(each, what, depth + 1) for name, each in value.items()}
     if isinstance(value, list):
         return [printable(each, what, depth + 1) for each in value]
     return value

@@ -24,6 +24,11 @@ def age(folder: Path | str) -> tuple[int, int, str]:
     return (int(match[1]), int(match[2].split("-")[1]) if match[2] else 0, match[2]) if match else (-1, 0, "")
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """List the checkpoints in a folder, oldest first."""
+    return sorted((each for each in folder.glob("step-*") if NAME.fullmatch(each.name)), key=age)
+
+
 def step_of(folder: Path | str) -> int:
     """Return the step of a checkpoint, of its folder or its name; -1 for any other."""
     return age(folder)[0]
