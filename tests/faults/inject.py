@@ -381,7 +381,7 @@ def order(folder: Path, stage: int, number: int, action: str, amount: float = 0.
 
 
 def train(member: Membership, say: Say, stop: Stop, faults: list[dict[str, Any]], struck: str, **arguments: Any) -> dict[str, Any]:
-    """Train as `launch.train` does, with faults; say first which process this is."""
+    """Train as `launch.train_worker` does, with faults; say first which process this is."""
     say({"pid": os.getpid()})
 
     def timed(message: dict[str, Any]) -> None:
@@ -390,7 +390,7 @@ def train(member: Membership, say: Say, stop: Stop, faults: list[dict[str, Any]]
     scene = Scene(member.stage, Path(struck), Path(arguments["run"]), replica=member.replica)
     arm([Fault(**fault) for fault in faults], scene)
     threading.Thread(target=obey, args=(scene,), daemon=True).start()
-    return launch.train(member, timed, stop, **arguments)
+    return launch.train_worker(member, timed, stop, **arguments)
 
 
 def given(faults: list[Fault], struck: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def mistaken(member: Membership, say: Say, stop: Stop, **arguments: Any) -> dict
         return forward(self, ids, payload, context)
 
     Stage.forward = wrong  # type: ignore[method-assign]
-    return launch.train(member, say, stop, **arguments)
+    return launch.train_worker(member, say, stop, **arguments)
 
 
 @pytest.mark.parametrize("before", [(), ("--train.steps", "4")], ids=["in the middle", "in the first step of a resume"])

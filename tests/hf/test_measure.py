@@ -39,13 +39,13 @@ def test_the_losses_of_the_whole_pipeline_bit_for_bit(config, tmp_path, words):
     run = train_run(config, tmp_path / "run", *words)
     windows = validation_windows(read_config(run / CONFIG_FILE), run, 8)
     source = open_checkpoint(run)
-    assert staged.evaluate(source.config, windows, source.fill, step=3) == load_pipeline(run).evaluate(windows, step=3)
+    assert staged.evaluate_by_stage(source.config, windows, source.fill, step=3) == load_pipeline(run).evaluate(windows, step=3)
 
 
 def test_without_boundaries_nothing_is_rounded(config, tmp_path):
     coarse = train_run(config, tmp_path / "coarse", "--codec.name", "quantize", "--codec.bits", "2", "--train.rate", "0.1")
     windows, source = validation_windows(read_config(coarse / CONFIG_FILE), coarse, 8), open_checkpoint(coarse)
-    plain = staged.evaluate(source.config, windows, source.fill, step=3, boundaries=False)
+    plain = staged.evaluate_by_stage(source.config, windows, source.fill, step=3, boundaries=False)
     pipeline = load_pipeline(coarse)
     for stage in pipeline.stages:
         staged.leave_ends_out(stage, torch.float32)
@@ -53,7 +53,7 @@ def test_without_boundaries_nothing_is_rounded(config, tmp_path):
     for stage in pipeline.stages:
         payload = stage(windows, payload, staged.Context(3, torch.arange(8), training=False))
     assert plain == pytest.approx(float(payload[0].detach()), rel=1e-6)
-    assert plain != pytest.approx(staged.evaluate(source.config, windows, source.fill, step=3), rel=1e-4)
+    assert plain != pytest.approx(staged.evaluate_by_stage(source.config, windows, source.fill, step=3), rel=1e-4)
 
 
 def test_a_file_written_in_rows_is_read_by_the_library(tmp_path, monkeypatch):

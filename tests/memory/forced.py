@@ -58,7 +58,7 @@ def train(
     struck: str,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Train one stage as `launch.train` does, by a forced plan and with faults."""
+    """Train one stage as `launch.train_worker` does, by a forced plan and with faults."""
     force(letters, full_after[member.stage] if full_after else None)
     return inject.train(member, say, stop, faults, struck, **arguments)
 

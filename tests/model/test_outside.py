@@ -76,7 +76,7 @@ def plain_loss(run: Path) -> float:
     """Return the loss of a run's network without the rounding at its boundaries."""
     source = open_checkpoint(run)
     ids_NT1 = torch.randint(0, 300, (4, 17), generator=torch.Generator().manual_seed(0))
-    return by_stage.evaluate(source.config, ids_NT1, source.fill, step=source.step, boundaries=False)
+    return by_stage.evaluate_by_stage(source.config, ids_NT1, source.fill, step=source.step, boundaries=False)
 
 
 @pytest.mark.parametrize("codec", CODECS)

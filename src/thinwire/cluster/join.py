@@ -59,7 +59,7 @@ def join(command: JoinCommand) -> None:
     )
     go_on = go_on_command("join", command.run, words_again(command))
     with farewell(command.run, go_on, None):
-        summary = train(command, member, stop, server)
+        summary = train_member(command, member, stop, server)
     if summary["val_loss"] is not None:
         who = worker_id if command.config.replicas.count > 1 else f"stage {worker_id.stage}"
         print(f"{who} done: validation loss {summary['val_loss']:.4f} after {summary['steps']} steps; {command.run}")
@@ -93,7 +93,7 @@ def stand_by(command: JoinCommand, identity: Identity, roster: Roster) -> Standb
     return server
 
 
-def train(command: JoinCommand, member: Membership, stop: Stop, server: StandbyServer | None) -> dict[str, Any]:
+def train_member(command: JoinCommand, member: Membership, stop: Stop, server: StandbyServer | None) -> dict[str, Any]:
     """Train the stage, with what people see of it; a lost link becomes an error for the user."""
     taking = server is not None and not command.resume
     try:

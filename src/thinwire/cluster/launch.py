@@ -38,7 +38,7 @@ def launch(command: TrainCommand, *, trackers: Sequence[Tracker] = (), shown: bo
                 view.event(worker_id, message)
 
         arguments = {"run": str(command.run), "resume": command.resume}
-        results = run_workers(train, command.config, arguments, show, replacing={"replacing": True})
+        results = run_workers(train_worker, command.config, arguments, show, replacing={"replacing": True})
     config = command.config
     summary: dict[str, Any] = results[0] if results else {"val_loss": None}
     if len(results) < config.replicas.count * config.pipeline.stages:  # some were lost when all were asked to end
@@ -48,7 +48,7 @@ def launch(command: TrainCommand, *, trackers: Sequence[Tracker] = (), shown: bo
     return summary
 
 
-def train(member: Membership, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:
+def train_worker(member: Membership, say: Say, stop: Stop, run: str, resume: bool, replacing: bool = False) -> dict[str, Any]:
     """Train one stage and tell the supervisor of every step, and of what happens to the links."""
     folder = folder_of(Path(run), member.replica)
     return train_stage(

@@ -86,7 +86,7 @@ def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = 
     print("thinwire: checking the imported model by its validation loss; this takes a while", file=sys.stderr)
     windows_NT1 = validation_batch(data, config.train.validation_sequences, config.microbatch)
     if project:
-        before = staged.evaluate(unbound(config), windows_NT1, foreign.fill, step=0, boundaries=False)
+        before = staged.evaluate_by_stage(unbound(config), windows_NT1, foreign.fill, step=0, boundaries=False)
         said.append(f"validation loss {before:.4f} before projection, of the folder's own network; {len(windows_NT1)} sequences")
     with new_folder(run, "the run folder") as made:
         (made / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")

@@ -46,8 +46,8 @@ def validation_windows(config: RunConfig, run: Path, sequences: int) -> Tensor:
 
 def measure_losses(config: RunConfig, windows_NT1: Tensor, fill: staged.Fill, *, step: int, plain: bool) -> Losses:
     """Measure both losses, one stage in memory at a time."""
-    trained = staged.evaluate(config, windows_NT1, fill, step=step)
-    without = staged.evaluate(config, windows_NT1, fill, step=step, boundaries=False) if plain else None
+    trained = staged.evaluate_by_stage(config, windows_NT1, fill, step=step)
+    without = staged.evaluate_by_stage(config, windows_NT1, fill, step=step, boundaries=False) if plain else None
     return Losses(len(windows_NT1), trained, without)
 
 

@@ -24,7 +24,7 @@ Fill = Callable[[Stage], None]
 
 
 @torch.no_grad()
-def evaluate(config: RunConfig, windows_NT1: Tensor, fill: Fill, *, step: int, boundaries: bool = True) -> float:
+def evaluate_by_stage(config: RunConfig, windows_NT1: Tensor, fill: Fill, *, step: int, boundaries: bool = True) -> float:
     """Return the mean loss after so many steps, through the run's boundaries or, without them, of the plain network."""
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
