@@ -1,4 +1,4 @@
-"""The words of `thinwire compare`: everything that cannot work is said before anything trains."""
+"""The options of `thinwire compare`: everything that cannot work is said before anything trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of `thinwire compare --exchange`, and what is asked of a method before it trains."""
+"""The options of `thinwire compare --exchange`, and what is asked of a method before it trains."""
 
 from __future__ import annotations
 

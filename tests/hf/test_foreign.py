@@ -159,7 +159,7 @@ def test_a_missing_file_and_no_folder(settings_file, folder, tmp_path, capsys):
     assert cli.main(["import", str(tmp_path / "none"), "--run", str(tmp_path / "run")]) == 2
     assert "none is not a folder" in capsys.readouterr().err
     assert cli.main(["import", "--run", "x", str(folder)]) == 2
-    assert "the first word after `thinwire import` is the folder" in capsys.readouterr().err
+    assert "the first thing after `thinwire import` is the folder" in capsys.readouterr().err
 
 
 def test_attention_dropout_that_is_not_taken_over_is_told(settings_file, folder, tmp_path, capsys):

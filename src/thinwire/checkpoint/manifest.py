@@ -34,7 +34,7 @@ FREE = frozenset({"split", "microbatches"})
 
 def facts(config: RunConfig, data: str) -> dict[str, Any]:
     """List what a checkpoint must know of its run: settings and data, which a resume keeps, and its shape, which a resume may change."""
-    lasting = {word: value for word, value in shared_settings(config).items() if word not in ADJUSTABLE | RESHAPING}
+    lasting = {name: value for name, value in shared_settings(config).items() if name not in ADJUSTABLE | RESHAPING}
     lasting, exchange = earlier_settings(lasting, config.exchange), spec_of(config.exchange) if config.replicas.count > 1 else ""
     digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)

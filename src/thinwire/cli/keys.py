@@ -77,13 +77,13 @@ def roster(argv: list[str]) -> None:
     print(f"{command.file}: give this file to every worker{' and standby' if standbys else ''}")
 
 
-def read_worker(text: str, worker_id: WorkerId, word: str) -> Worker:
-    """Read one ADDRESS=CERTIFICATE or ADDRESS=CERTIFICATE,name=NAME that stands behind a word."""
+def read_worker(text: str, worker_id: WorkerId, option: str) -> Worker:
+    """Read one ADDRESS=CERTIFICATE or ADDRESS=CERTIFICATE,name=NAME that stands behind an option."""
     address, equals, rest = text.partition("=")
     path, comma, name = rest.partition(",name=")
     if not equals:
         raise ValueError(
-            f"{word} {shown(repr(text))} is not of the form ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem, "
+            f"{option} {shown(repr(text))} is not of the form ADDRESS=CERTIFICATE, such as 203.0.113.5:29400=a/certificate.pem, "
             "with ,name=NAME behind it if you like"
         )
     return Worker(worker_id, read_certificate(Path(path)), None if address == "none" else address, name if comma else None)

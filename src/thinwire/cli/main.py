@@ -1,9 +1,9 @@
 """The `thinwire` command: one table of verbs, each loaded only when it is called.
 
-Holds no settings and no work of its own: a verb's module parses its own words. Nothing heavy is imported here, so that
+Holds no settings and no work of its own: a verb's module parses its own options. Nothing heavy is imported here, so that
 `thinwire --help` answers at once.
 
-    thinwire VERB [WORDS ...]       python -m thinwire VERB [WORDS ...]
+    thinwire VERB [OPTIONS ...]       python -m thinwire VERB [OPTIONS ...]
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ WITHOUT_TORCH = ("keys", "roster")
 def overview() -> str:
     """Write the help text: usage and the table of verbs."""
     width = max(map(len, VERBS)) + 2
-    lines = ["usage: thinwire VERB [WORDS ...]", "", "Train one transformer across machines joined by thin links.", ""]
+    lines = ["usage: thinwire VERB [OPTIONS ...]", "", "Train one transformer across machines joined by thin links.", ""]
     lines += [f"  {verb:{width}}{help_line}" for verb, (help_line, _) in VERBS.items()]
-    lines += ["", "What can be named in the words of train, join, import, compare and memory:", ""]
-    for word, names in choices().items():
-        lines += textwrap.wrap(names, 79, initial_indent=f"  {word:21}", subsequent_indent=" " * 23)
-    return "\n".join([*lines, "", "thinwire VERB --help lists the words of a verb; thinwire --version prints the version."])
+    lines += ["", "What can be named in the options of train, join, import, compare and memory:", ""]
+    for option, names in choices().items():
+        lines += textwrap.wrap(names, 79, initial_indent=f"  {option:21}", subsequent_indent=" " * 23)
+    return "\n".join([*lines, "", "thinwire VERB --help lists the options of a verb; thinwire --version prints the version."])
 
 
 def fail(message: str) -> int:
@@ -74,23 +74,23 @@ def unknown(verb: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the exit code."""
-    words = sys.argv[1:] if argv is None else argv
+    given = sys.argv[1:] if argv is None else argv
     print_anything()
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not given or given[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
-    if words[0] in ("-V", "--version"):
+    if given[0] in ("-V", "--version"):
         print(f"thinwire {__version__}")
         return 0
-    if words[0] not in VERBS:
-        return fail(unknown(words[0]))
-    module, function = VERBS[words[0]][1].split(":")
+    if given[0] not in VERBS:
+        return fail(unknown(given[0]))
+    module, function = VERBS[given[0]][1].split(":")
     try:
-        if words[0] not in WITHOUT_TORCH:
+        if given[0] not in WITHOUT_TORCH:
             from thinwire.util.versions import refuse_other_torch  # not at the top: the help needs none of it
 
             refuse_other_torch()
-        return getattr(importlib.import_module(module), function)(words[1:]) or 0
+        return getattr(importlib.import_module(module), function)(given[1:]) or 0
     except ValueError as error:
         return fail(str(error))
     except BrokenPipeError:  # whoever read our output has gone, as with `| head`

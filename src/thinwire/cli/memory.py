@@ -1,6 +1,6 @@
 """Say how a stage would fit into a memory budget, without training.
 
-    thinwire memory --config NAME --memory.budget 2GB [--stage N] [--picture FILE] [any word of `thinwire train`]
+    thinwire memory --config NAME --memory.budget 2GB [--stage N] [--picture FILE] [any option of `thinwire train`]
 
 Measures the stage on this machine, plans, and prints the plan, its cost and a time line.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NOT_HERE = {"run": "nothing is written", "resume": "--config RUN/config.toml gives the settings of a run", "track": "nothing is trained"}
-"""Words of `thinwire train` that mean nothing here, and why."""
+"""Options of `thinwire train` that mean nothing here, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class MemoryCommand:
 
 
 def parse_memory(argv: list[str]) -> MemoryCommand:
-    """Read the words of `thinwire memory`: --stage, --picture, and the settings of `thinwire train`."""
+    """Read the options of `thinwire memory`: --stage, --picture, and the settings of `thinwire train`."""
     own = argparse.ArgumentParser(
         prog="thinwire memory",
         allow_abbrev=False,
@@ -49,9 +49,9 @@ def parse_memory(argv: list[str]) -> MemoryCommand:
     own.add_argument("--stage", type=int, default=0, help="which stage, from 0 (default: 0)")
     own.add_argument("--picture", type=Path, metavar="FILE", help="draw the time line into a .png or .svg file")
     mine, rest = own.parse_known_args(argv)
-    for word, why in NOT_HERE.items():
-        if word in scan(rest):
-            raise ValueError(f"--{word} is not for thinwire memory: {why}; leave it out")
+    for option, why in NOT_HERE.items():
+        if option in scan(rest):
+            raise ValueError(f"--{option} is not for thinwire memory: {why}; leave it out")
     if budget := getattr(mine, "memory.budget"):
         rest += ["--memory.budget", budget]
     config = parse_config(rest, load_config(mine.config or DEFAULT_CONFIG))

@@ -70,7 +70,7 @@ def join(command: JoinCommand) -> None:
 
 
 def words_again(command: JoinCommand) -> list[str]:
-    """Return the words with which this machine goes on; its settings are in the run folder."""
+    """Return the options with which this machine goes on; its settings are in the run folder."""
     worker_id = ["--standby"] if command.stage is None else ["--stage", str(command.stage)]
     replica = ["--replica", str(command.replica)] if command.replica else []
     listen = [] if command.listen is None else ["--listen", command.listen]

@@ -1,4 +1,4 @@
-"""What was probably meant by words of a command line that cannot be: a word without its section, a pattern that the shell expanded."""
+"""What was probably meant by options of a command line that cannot be: one without its section, a pattern that the shell expanded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    """Suggest `--section.field` for a word that names only the field, or something near it; else the nearest word of all."""
+def meant(option: str, known: Iterable[str]) -> str:
+    """Suggest `--section.field` for an option that names only the field, or something near it; else the nearest of all."""
     names = sorted(known)
     fields = {name.rpartition(".")[2] for name in names if "." in name}
-    field = word.rpartition(".")[2]
-    near = difflib.get_close_matches(word, names, n=1)
+    field = option.rpartition(".")[2]
+    near = difflib.get_close_matches(option, names, n=1)
     close = [field] if field in fields else [] if near else difflib.get_close_matches(field, sorted(fields), n=1)
     found = [name for name in names if "." in name and name.rpartition(".")[2] in close] or near
     if found:
@@ -21,13 +21,13 @@ def meant(word: str, known: Iterable[str]) -> str:
     return f"there are {', '.join(f'--{name}' for name in names)}"
 
 
-def refuse_expanded(argv: Sequence[str], words: Collection[str], positional: int = 0) -> None:
-    """Raise ValueError where one of some words, which take one value each, is followed by several: the shell has made them of one.
+def refuse_expanded(argv: Sequence[str], options: Collection[str], positional: int = 0) -> None:
+    """Raise ValueError where one of some options, which take one value each, is followed by several: the shell has made them of one.
 
-    `positional` values may stand behind a word without being its own.
+    `positional` values may stand behind an option without being its own.
     """
     for index, token in enumerate(argv):
-        if not token.startswith("--") or token[2:].replace("-", "_") not in words:
+        if not token.startswith("--") or token[2:].replace("-", "_") not in options:
             continue
         rest = argv[index + 1 :]
         values = rest[: next((place for place, other in enumerate(rest) if other.startswith("--")), len(rest))]

@@ -37,16 +37,16 @@ LATER = {"model.architecture": "llama"}
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """List every field by its word, such as `train.steps`."""
-    words: dict[str, Any] = {}
+    """List every field by its name, such as `train.steps`."""
+    settings: dict[str, Any] = {}
     for name, value in dataclasses.asdict(config).items():
-        words |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
-    return words
+        settings |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return settings
 
 
 def shared_settings(config: RunConfig) -> dict[str, Any]:
     """List the part of the settings that all workers of a run must agree on."""
-    return {word: value for word, value in flatten(config).items() if word not in LOCAL and LATER.get(word, ...) != value}
+    return {name: value for name, value in flatten(config).items() if name not in LOCAL and LATER.get(name, ...) != value}
 
 
 def shared_hash(config: RunConfig) -> str:

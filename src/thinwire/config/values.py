@@ -56,8 +56,8 @@ def fit(hint: Any, value: Any, where: str) -> Any:
     raise ValueError(f"{where} is {shown(repr(value))}; it must be {' or '.join(allowed)}")
 
 
-def near(word: str, known: Iterable[str], dashes: str = "") -> str:
-    """Suggest the word that was probably meant, else list them all."""
+def near(name: str, known: Iterable[str], dashes: str = "") -> str:
+    """Suggest the name that was probably meant, else list them all."""
     names = sorted(known)
-    match = difflib.get_close_matches(word[:100], names, n=1)
-    return f"did you mean {dashes}{match[0]}?" if match else f"there are {', '.join(dashes + name for name in names)}"
+    match = difflib.get_close_matches(name[:100], names, n=1)
+    return f"did you mean {dashes}{match[0]}?" if match else f"there are {', '.join(dashes + other for other in names)}"

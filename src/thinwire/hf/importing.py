@@ -1,7 +1,7 @@
 """Start a run from a Hugging Face folder: `thinwire import FOLDER --run runs/mine`, then `thinwire train --run runs/mine --resume`.
 
 The run stands at step 0 with the folder's weights and a fresh optimizer. Its [model] is the folder's, its codec `dense` unless one is
-named, everything else comes from --config and the words of `thinwire train`. Stages are made one at a time. The run folder appears whole
+named, everything else comes from --config and the options of `thinwire train`. Stages are made one at a time. The run folder appears whole
 or not at all.
 
 The folder's tokenizer and generation files are kept in the run's folder `imported` and go out again with `thinwire export`. So does its
@@ -50,7 +50,7 @@ REFUSED = {
     "track": "nothing is trained yet",
     "data.tokenizer": "the run uses the tokenizer of the folder",
 }
-"""Words of `thinwire train` that make no sense here, and why."""
+"""Options of `thinwire train` that make no sense here, and why."""
 
 
 def main(argv: list[str]) -> None:
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
     own = argparse.ArgumentParser(
         prog="thinwire import",
         allow_abbrev=False,
-        description="Start a run from a Hugging Face folder. All the words of `thinwire train` can follow; --model.context N trains "
+        description="Start a run from a Hugging Face folder. All the options of `thinwire train` can follow; --model.context N trains "
         "on shorter sequences than the folder's max_position_embeddings.",
     )
     own.add_argument("folder", type=Path, help="folder with config.json, safetensors files and tokenizer.json")
@@ -66,18 +66,18 @@ def main(argv: list[str]) -> None:
     own.add_argument("--project", action="store_true", help="with --codec.name subspace: project the weights, which changes the network")
     if argv and argv[0].startswith("--") and argv[0] != "--help":
         raise ValueError(
-            f"the first word after `thinwire import` is the folder, not {argv[0]}; write: thinwire import FOLDER --run DIR ..."
+            f"the first thing after `thinwire import` is the folder, not {argv[0]}; write: thinwire import FOLDER --run DIR ..."
         )
-    mine, words = own.parse_known_args(argv)
-    for line in import_folder(mine.folder, mine.run, words, project=mine.project):
+    mine, options = own.parse_known_args(argv)
+    for line in import_folder(mine.folder, mine.run, options, project=mine.project):
         print(line)
 
 
-def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = False) -> list[str]:
+def import_folder(folder: Path, run: Path, options: list[str], *, project: bool = False) -> list[str]:
     """Make the run folder; return what to tell the user."""
     refuse_existing(run, "the run folder")
     foreign = open_foreign(folder)
-    config = imported_settings(foreign, run, words)
+    config = imported_settings(foreign, run, options)
     fill, said = chosen_fill(foreign, config, project)
     said = [*foreign.form.notes(read_object(folder / CONFIG_JSON)), *said]
     # The copy in the run folder is not there yet.
@@ -101,12 +101,12 @@ def import_folder(folder: Path, run: Path, words: list[str], *, project: bool = 
 
 def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig:
     """Put the settings of the run together and check them."""
-    words = scan(argv)
-    for word, advice in REFUSED.items():
-        if word in words and (word != "data.tokenizer" or (foreign.folder / TOKENIZER_FILE).is_file()):
-            raise ValueError(f"--{word} {words[word] or ''} does not go with `thinwire import`: {advice}; leave it out")
-    base = load_config(words.get("config") or DEFAULT_CONFIG)
-    base = replace(base, model=foreign.model, codec=choose_options("codec", base.codec, words.get("codec.name") or "dense"))
+    given = scan(argv)
+    for option, advice in REFUSED.items():
+        if option in given and (option != "data.tokenizer" or (foreign.folder / TOKENIZER_FILE).is_file()):
+            raise ValueError(f"--{option} {given[option] or ''} does not go with `thinwire import`: {advice}; leave it out")
+    base = load_config(given.get("config") or DEFAULT_CONFIG)
+    base = replace(base, model=foreign.model, codec=choose_options("codec", base.codec, given.get("codec.name") or "dense"))
     config = parse_config(argv, base)
     refuse_other_model(foreign, config.model)
     if (foreign.folder / TOKENIZER_FILE).is_file():

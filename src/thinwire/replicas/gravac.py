@@ -91,12 +91,12 @@ class GraVACOptions(ExchangeOptions):
             ("smoothing", 0 <= self.smoothing <= 1, "from 0 to 1; 0 stands for a hundredth per replica"),
             ("compute", 0 < self.compute < math.inf, "above 0, such as 0.05"),
         ]
-        for word, sound, wanted in rules:
+        for option, sound, wanted in rules:
             if not sound:
-                raise ValueError(f"exchange.{word} is {getattr(self, word)}; choose a value {wanted}")
-        for word, names in (("policy", POLICIES), ("compressor", tuple(COMPRESSORS))):
-            if getattr(self, word) not in names:
-                raise ValueError(f"exchange.{word} is {getattr(self, word)!r}; choose one of {', '.join(names)}")
+                raise ValueError(f"exchange.{option} is {getattr(self, option)}; choose a value {wanted}")
+        for option, names in (("policy", POLICIES), ("compressor", tuple(COMPRESSORS))):
+            if getattr(self, option) not in names:
+                raise ValueError(f"exchange.{option} is {getattr(self, option)!r}; choose one of {', '.join(names)}")
 
 
 def ladder(minimum: float, maximum: float, policy: str) -> tuple[float, ...]:

@@ -80,19 +80,19 @@ class HybridOptions(ExchangeOptions):
             return
         rate = {"mzhybrid": None, "zhybrid": self.high_rate, "naive": self.rate}[self.preset]
         if rate is not None and rate not in BOUNDARIES:
-            word = "high_rate" if self.preset == "zhybrid" else "rate"
+            option = "high_rate" if self.preset == "zhybrid" else "rate"
             raise ValueError(
-                f"exchange.{word} is {rate}, but no codec sends boundaries in {rate} bits per value, as preset {self.preset} asks; "
+                f"exchange.{option} is {rate}, but no codec sends boundaries in {rate} bits per value, as preset {self.preset} asks; "
                 f"choose one of {', '.join(map(str, sorted(BOUNDARIES)))}"
             )
-        for word, wanted in (LOSSLESS if rate is None else BOUNDARIES[rate]).items():
-            found = getattr(config.codec, word, None)
+        for option, wanted in (LOSSLESS if rate is None else BOUNDARIES[rate]).items():
+            found = getattr(config.codec, option, None)
             allowed = wanted if isinstance(wanted, tuple) else (wanted,)
             if found not in allowed:
-                remedy = f"leave --codec.{word} out" if allowed[0] is None else f"add --codec.{word} {allowed[0]}"
+                remedy = f"leave --codec.{option} out" if allowed[0] is None else f"add --codec.{option} {allowed[0]}"
                 raise ValueError(
                     f"preset {self.preset} of hybrid sends boundaries {'lossless' if rate is None else f'in {rate} bits per value'}, but "
-                    f"codec.{word} is {found}; {remedy}, or choose preset int8, which goes with any codec"
+                    f"codec.{option} is {found}; {remedy}, or choose preset int8, which goes with any codec"
                 )
 
 

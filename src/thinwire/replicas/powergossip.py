@@ -74,9 +74,9 @@ class PowerGossipOptions(ExchangeOptions):
     """Begin with the last iteration's directions; false draws new ones each time."""
 
     def check(self, config: RunConfig) -> None:
-        for word, value in (("rank", self.rank), ("iterations", self.iterations)):
+        for option, value in (("rank", self.rank), ("iterations", self.iterations)):
             if value < 1:
-                raise ValueError(f"exchange.{word} is {value}; choose at least 1, such as 1 for rank and 8 for iterations")
+                raise ValueError(f"exchange.{option} is {value}; choose at least 1, such as 1 for rank and 8 for iterations")
 
 
 class PowerGossip(Exchange):

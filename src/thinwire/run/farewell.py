@@ -16,9 +16,9 @@ from thinwire.util.files import matching
 EVERYWHERE = "\n(on every machine, each with its own command)"
 
 
-def go_on_command(verb: str, run: Path, words: Iterable[str] = ()) -> str:
+def go_on_command(verb: str, run: Path, options: Iterable[str] = ()) -> str:
     """Write the command that goes on with a run, as a shell takes it."""
-    return shlex.join(["thinwire", verb, *words, "--run", str(run), "--resume"])
+    return shlex.join(["thinwire", verb, *options, "--run", str(run), "--resume"])
 
 
 def last_words(summary: dict[str, Any], run: Path, command: str, replicas: int | None) -> str:

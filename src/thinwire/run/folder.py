@@ -74,7 +74,7 @@ def changes(run: Path, config: RunConfig) -> dict[str, list[Any]]:
         before, after = flatten(read_config(run / CONFIG_FILE)), flatten(config)
     except ValueError:  # there is none yet
         return {}
-    return {word: [before.get(word), after[word]] for word in sorted(TOLD) if before.get(word) != after[word]}
+    return {name: [before.get(name), after[name]] for name in sorted(TOLD) if before.get(name) != after[name]}
 
 
 def note(run: Path, line: dict[str, Any]) -> None:

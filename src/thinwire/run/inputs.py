@@ -69,7 +69,7 @@ def physical_memory() -> int | None:
         return None
 
 
-def check_folder(folder: Path, what: str, word: str) -> None:
+def check_folder(folder: Path, what: str, option: str) -> None:
     """Refuse a folder that is none, or that cannot be made or written to; what is made to find out goes again."""
     made: list[Path] = []
     try:
@@ -81,7 +81,7 @@ def check_folder(folder: Path, what: str, word: str) -> None:
         if error.errno in FULL:  # a full disk costs a checkpoint, not the run
             return
         shown = str(folder) if len(str(folder)) <= 200 else f"{str(folder)[:200]}..."
-        raise ValueError(f"the {what} {shown} cannot be written to: {error.strerror}; choose another with {word} DIR") from None
+        raise ValueError(f"the {what} {shown} cannot be written to: {error.strerror}; choose another with {option} DIR") from None
     finally:
         for each in made:
             with suppress(OSError):

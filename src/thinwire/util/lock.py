@@ -34,13 +34,13 @@ else:
 
 
 @contextmanager
-def locked(run: Path, word: str = "--run") -> Iterator[None]:
-    """Keep other processes out of a run folder, which people choose with a `word` of the command line.
+def locked(run: Path, option: str = "--run") -> Iterator[None]:
+    """Keep other processes out of a run folder, which people choose with an `option` of the command line.
 
     A folder that this made, and in which nothing was written, goes again.
     """
     there = run.is_dir()
-    handle = acquire(run, word)
+    handle = acquire(run, option)
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ def locked(run: Path, word: str = "--run") -> Iterator[None]:
                 run.rmdir()
 
 
-def acquire(run: Path, word: str) -> int | None:
+def acquire(run: Path, option: str) -> int | None:
     """Lock a run folder and return the open file; None if the disk has no room for one. Raise ValueError if another process has it."""
     path = run / LOCK_FILE
     while True:
@@ -64,7 +64,7 @@ def acquire(run: Path, word: str) -> int | None:
             if error.errno in FULL:
                 warn(f"{path} was not written: {shortage(path, error)}. Nothing keeps a second process out of this folder now")
                 return None
-            raise ValueError(f"cannot write to the run folder {run}: {error.strerror}; choose another with {word} DIR") from None
+            raise ValueError(f"cannot write to the run folder {run}: {error.strerror}; choose another with {option} DIR") from None
         try:
             seize(handle)
         except OSError as error:
@@ -74,7 +74,7 @@ def acquire(run: Path, word: str) -> int | None:
                 return None  # a file system without locks
             raise ValueError(
                 f"the run folder {run} is in use{f' by {owner}' if owner else ''}; a folder takes one process: wait until it has ended, "
-                f"end it, or choose another with {word} DIR"
+                f"end it, or choose another with {option} DIR"
             ) from None
         with suppress(OSError):
             if os.path.samestat(os.fstat(handle), path.stat()):  # else whoever had it has just deleted it

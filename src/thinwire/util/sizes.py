@@ -9,18 +9,18 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
-def read_size(text: str, word: str = "memory.budget") -> int:
-    """Return the bytes that a text says; `word` names the setting in errors."""
+def read_size(text: str, setting: str = "memory.budget") -> int:
+    """Return the bytes that a text says; `setting` is its name in errors."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Z]*)\s*", text, re.ASCII | re.IGNORECASE)
     unit = match[2].upper() if match else ""
     unit += "B" if unit and not unit.endswith("B") else ""  # 2G is 2GB
     if not match or unit not in UNITS:
         raise ValueError(
-            f"{word} is {text!r}; give a number and a unit, such as 2GB, 500MB or 1.5GiB (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+            f"{setting} is {text!r}; give a number and a unit, such as 2GB, 500MB or 1.5GiB (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB)"
         )
     size = int(float(match[1]) * UNITS[unit])
     if size < 1:
-        raise ValueError(f"{word} is {text!r}, which is less than a byte; give a larger size, such as 500MB")
+        raise ValueError(f"{setting} is {text!r}, which is less than a byte; give a larger size, such as 500MB")
     return size
 
 

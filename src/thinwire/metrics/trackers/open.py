@@ -33,7 +33,7 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
 @contextmanager
 def open_trackers(names: Sequence[str], run: Path, config: RunConfig, *, resume: bool) -> Iterator[list[Tracker]]:
     """Open trackers for a run, and close them whatever happens; raise ValueError where a package is missing."""
-    from thinwire.metrics.trackers.guard import Guarded  # not at the top: the words of a command need only the names
+    from thinwire.metrics.trackers.guard import Guarded  # not at the top: the options of a command need only the names
 
     kinds = {name: load_tracker(name) for name in check_names(names)}
     with ExitStack() as stack:
