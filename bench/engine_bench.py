@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B
 
-import thinwire.pipeline.neighbours as neighbours
+import thinwire.cluster.neighbours as neighbours
 from testbed import Path, Testbed
 from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig

@@ -16,6 +16,7 @@ from typing import Any, cast
 from thinwire import checkpoint
 from thinwire.checkpoint.manifest import encode_manifest, read_manifest
 from thinwire.checkpoint.reading import all_manifests, position_of
+from thinwire.cluster.backups import MOST_COPIES, PIECE, Copies
 from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
 from thinwire.cluster.standby import hear, place_in
 from thinwire.config.toml import from_toml, load_config, packaged, to_toml
@@ -35,8 +36,9 @@ from thinwire.link.roster import Roster, parse_roster, read_roster, roster_text
 from thinwire.link.tcp.contexts import trust
 from thinwire.model.cut import StagePlan
 from thinwire.pipeline import forms
-from thinwire.pipeline.backups import MOST_COPIES, PIECE, Copies
+from thinwire.pipeline.alone import GroupAlone
 from thinwire.pipeline.control import Control
+from thinwire.pipeline.links import Links
 from thinwire.pipeline.outcome import Outcome
 from thinwire.run.check import check
 from thinwire.run.restore import held_for
@@ -101,12 +103,12 @@ def greet(data: bytes, folder: Path) -> None:
 def ballots(folder: Path) -> list[bytes]:
     vote: dict[str, Any] = {"steps": ["step-000004", "step-000008-1-0123abcd"], "copies": {"0": ["step-000004"]}}
     vote |= {"recovering": True, "confirmed": 4}
-    return [json.dumps({"workers": [[0, {"value": each}]]}).encode() for each in (vote, vote | {"steps": [], "copies": {}})]
+    return [json.dumps({"workers": [[0, each]]}).encode() for each in (vote, vote | {"steps": [], "copies": {}})]
 
 
 def vote(data: bytes, folder: Path) -> None:
     mine = {"steps": ["step-000004"], "copies": {"1": ["step-000008"]}, "recovering": False, "confirmed": -1}
-    votes = [part["value"] for part in control(data).gather({"value": mine}, forms.values(forms.VOTE))]
+    votes = control(data).gather(mine, forms.VOTE)
     lists = [{*each["steps"], *held_for(worker, votes, 2)} for worker, each in enumerate(votes)]
     checkpoint.common(folder, lists, 2)
     max(each["confirmed"] for each in votes)
@@ -258,7 +260,7 @@ class Sent:
 def take_copies(data: bytes, folder: Path) -> None:
     """Take pieces as the thread of a link does; what stays is bounded, however many inputs have come before."""
     run, sent = folder / "run", Sent(data)
-    keeper = Copies(run, 0, 2, None, None, LARGEST)
+    keeper = Copies(run, 0, 2, Links(None, None, {}), LARGEST, GroupAlone())
     keeper.whole[1] = set()
     keeper.expect("step-000005")
     keeper._take(1, cast(Link, sent))

@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 
 from thinwire.metrics.progress import Progress
+from thinwire.pipeline.alone import GroupAlone
 from thinwire.pipeline.inprocess import build_pipeline
+from thinwire.run.agree import Start, agree
 from thinwire.run.command import parse_train
 from thinwire.run.trainer import Trainer
 from thinwire.util.files import write_atomic
@@ -37,7 +39,9 @@ def run(name: str) -> None:
         path = Path(folder) / "run"
         config = parse_train([*words, "--run", str(path)]).config
         with Progress(config.train.steps) as progress:
-            summary = Trainer(config, path, build_pipeline(config, torch.device("cpu")), trackers=[progress]).run()
+            trainer = Trainer(config, path, build_pipeline(config, torch.device("cpu")), GroupAlone(), trackers=[progress])
+            agree(trainer, Start())
+            summary = trainer.run()
         lines = [json.loads(line) for line in (path / "metrics" / "stage-all.jsonl").read_text().splitlines()]
     curve = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} | {summary["steps"]: summary["val_loss"]}
     RESULTS.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 from patience import HANG, wait_until
+from thinwire.cluster.neighbours import Neighbours
+from thinwire.cluster.opening import Opened, open_stage
 from thinwire.cluster.scratch import free_ports
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
@@ -32,9 +34,8 @@ from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.inprocess import build_codec
-from thinwire.pipeline.neighbours import Neighbours
+from thinwire.pipeline.outcome import EVALUATION, Outcome
 from thinwire.pipeline.schedule import depths
-from thinwire.pipeline.worker import WorkerPipeline
 
 CPU = torch.device("cpu")
 EIGHT = ModelConfig(vocabulary=97, width=16, layers=8, heads=2, kv_heads=1, ffn=24, context=8)
@@ -82,12 +83,11 @@ def no_objects() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def link_pipeline(config: RunConfig, index: int, roster: Roster, identity: Identity) -> Iterator[WorkerPipeline]:
+def link_pipeline(config: RunConfig, index: int, roster: Roster, identity: Identity) -> Iterator[Opened]:
     """Open one stage over links; close it whatever happens."""
     neighbours = Neighbours(roster, Endpoint(identity), WorkerId(0, index), "test")
     try:
-        pipeline = WorkerPipeline(config, index, neighbours, CPU)
-        yield pipeline
+        yield open_stage(config, neighbours)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -114,7 +114,8 @@ def gloo_engine(config: RunConfig, index: int, store: str) -> Iterator[Engine]:
 
 def step_over_links(config: RunConfig, index: int, roster: Roster, identity: Identity, ids_BT1: np.ndarray, steps: int = 1) -> dict:
     """Do steps of one stage over links; return the last loss, all gradients, and how torch agreed on shapes."""
-    with no_objects(), link_pipeline(config, index, roster, identity) as pipeline:
+    with no_objects(), link_pipeline(config, index, roster, identity) as opened:
+        pipeline = opened.compute
         for step in range(steps):
             loss = pipeline.step(torch.from_numpy(ids_BT1) if index == 0 else None, step, FIRST_SAMPLE)
         return {"loss": loss, "gradients": as_arrays(pipeline.stages[0]), "mode": inference_mode(pipeline.engine)}
@@ -137,26 +138,30 @@ def inference_mode(engine: Engine) -> str:
 
 def evaluate_over_links(config: RunConfig, index: int, roster: Roster, identity: Identity, batches: list[np.ndarray]) -> dict:
     """Evaluate batches between steps on the second of them; return their losses, the gradients and the payload bytes counted."""
-    with link_pipeline(config, index, roster, identity) as pipeline:
-        losses = []
+    with link_pipeline(config, index, roster, identity) as opened:
+        pipeline, losses = opened.compute, []
         for number, batch_BT1 in enumerate(batches):
-            losses.append(pipeline.evaluate(torch.from_numpy(batch_BT1) if index == 0 else None, len(batch_BT1)))
+            loss = pipeline.evaluate(torch.from_numpy(batch_BT1) if index == 0 else None, len(batch_BT1))
+            losses.append(opened.group.settle(Outcome(EVALUATION, loss, 0.0)).loss)
             pipeline.step(torch.from_numpy(batches[1]) if index == 0 else None, number, FIRST_SAMPLE)
         return {
             "losses": losses,
             "gradients": as_arrays(pipeline.stages[0]),
-            "bytes": [meter.counts() for meter in pipeline.traffic.boundaries],
+            "bytes": [part["boundary"] for part in pipeline.totals()],
         }
 
 
 def train_stage(config: RunConfig, index: int, roster: Roster, identity: Identity, folder: Path, resets: bool = False) -> dict:
     """Train one stage to the end, if wanted with links that break all the time; return the summary and the reconnections."""
+    from thinwire.run.agree import Start, agree
     from thinwire.run.trainer import Trainer
 
-    with link_pipeline(config, index, roster, identity) as pipeline:
-        with _resets([port.link for port in pipeline.ports.values()], index) if resets else contextlib.nullcontext():
-            summary = Trainer(config, folder, pipeline).run()
-        return {"summary": summary, "reconnects": [link["reconnects"] for link in pipeline.link_meters()]}
+    with link_pipeline(config, index, roster, identity) as opened:
+        with _resets([port.link for port in opened.compute.ports.values()], index) if resets else contextlib.nullcontext():
+            trainer = Trainer(config, folder, opened.compute, opened.group)
+            agree(trainer, Start())
+            summary = trainer.run()
+        return {"summary": summary, "reconnects": [link["reconnects"] for link in opened.compute.totals()[0]["links"]]}
 
 
 def _resets(links: list[Link], seed: int) -> AbstractContextManager:

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster.test_backups import opened
 from cluster.test_join import join_words, loopback
 from jobs import command
 from runs import train
 from thinwire import checkpoint
 from thinwire.cli import main as cli
 from thinwire.link.errors import ProtocolError
-from thinwire.pipeline.backups import Copies
 from thinwire.run.last import packed, share_tokenizer
 
 WORDS = ("--train.steps", "9", "--train.checkpoint_every", "1", "--train.validate_every", "0")
@@ -167,7 +167,7 @@ def test_a_neighbour_that_cannot_send_is_not_waited_for(tmp_path):
     from link.support import World, pair
 
     with pair(World(tmp_path)) as (left, right, _):
-        first, second = Copies(tmp_path / "first", 0, 2, None, left, 1000), Copies(tmp_path / "second", 1, 2, right, None, 1000)
+        first, second = opened(tmp_path / "first", 0, 2, None, left, 1000), opened(tmp_path / "second", 1, 2, right, None, 1000)
         assert not first.send("step-000009")
         second.wait_for_copies("step-000009", [])
         assert second.copied((9,)) == ()
@@ -187,8 +187,8 @@ def test_a_tokenizer_that_is_none_is_the_peers_fault_and_a_folder_that_takes_non
     good = packed(tokenizer.read_text(encoding="utf-8"))
 
     def share(parts: list[str], folder: Path) -> None:
-        pipeline = SimpleNamespace(announce=lambda told, form: {"tokenizer": parts})
-        share_tokenizer(SimpleNamespace(data=None, pipeline=pipeline, folder=folder))
+        group = SimpleNamespace(announce=lambda told, form: {"tokenizer": parts})
+        share_tokenizer(SimpleNamespace(data=None, group=group, folder=folder))
 
     with pytest.raises(ProtocolError, match="frame refused: tokenizer is"):
         share(packed("{}"), tmp_path)

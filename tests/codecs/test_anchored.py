@@ -96,7 +96,7 @@ def test_both_sides_hold_the_same_projector_and_only_the_owner_counts():
     own, lent = (shared.weight.grad.clone() for shared in (pipeline.stages[0].owned()[0], pipeline.stages[1].copies()[0]))
     assert own.norm() > 0 and lent.norm() > 0
     sent = [boundary.meter.counts() for boundary in pipeline.boundaries]
-    pipeline.update_shared(1.0)
+    pipeline.update_shared(0, 1.0)
     for index, old in enumerate(before):
         owner, copy = pipeline.stages[index].owned()[0], pipeline.stages[index + 1].copies()[0]
         assert torch.equal(owner.weight, copy.weight) and not torch.equal(owner.weight, old)

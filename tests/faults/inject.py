@@ -60,6 +60,7 @@ from thinwire.cli import main as cli
 from thinwire.cluster import launch
 from thinwire.cluster.children import Hear
 from thinwire.cluster.membership import Membership
+from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.supervisor import run_workers
 from thinwire.cluster.worker_process import Say
 from thinwire.link.connection import Connection
@@ -69,7 +70,6 @@ from thinwire.link.peer import WorkerId
 from thinwire.link.tcp.stream import TlsStream
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port
 from thinwire.pipeline.control import Control
-from thinwire.pipeline.neighbours import Neighbours
 from thinwire.run import keeping
 from thinwire.run.command import TrainCommand, parse_train
 from thinwire.run.stop import Stop
@@ -233,7 +233,7 @@ def arm(faults: list[Fault], scene: Scene) -> None:
     from thinwire.model.stage import Stage
     from thinwire.optim.optimizers import StageOptimizer
     from thinwire.replicas.peers import Peers
-    from thinwire.run.trainer import Trainer
+    from thinwire.run import restore
 
     passed = dict.fromkeys((*POINTS, "restore", "exchange"), 0)
 
@@ -257,7 +257,7 @@ def arm(faults: list[Fault], scene: Scene) -> None:
     before(Port, "send", "backward", lambda port, tensor: port.outgoing[0].direction == "backward" and port.counting)
     before(StageOptimizer, "step", "optimizer")
     before(writing, "write_atomic", "write")
-    before(Trainer, "_restore", "restore")
+    before(restore, "choose", "restore")
     before(Peers, "swap", "exchange")
     write_part = writing.write_part
 

@@ -14,11 +14,11 @@ from faults.by_hand import Hand, ended, signal_to, steps_done
 from jobs import local_roster
 from patience import wait_until
 from runs import train
+from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.scratch import free_ports
 from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Abort, Replaced
 from thinwire.link.peer import WorkerId
-from thinwire.pipeline.neighbours import Neighbours
 
 STEPS = 40
 WORDS = ("--pipeline.stages", "3", "--train.steps", str(STEPS), "--train.checkpoint_every", "3")

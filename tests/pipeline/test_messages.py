@@ -88,7 +88,7 @@ BAD_JSON = {
 
 @pytest.mark.parametrize("case", BAD_JSON)
 def test_a_message_that_is_none_is_refused(links, case):
-    refused(Control(None, links[0]), links, BAD_JSON[case], lambda control: control.gather({"value": True}, forms.values(FLAG)))
+    refused(Control(None, links[0]), links, BAD_JSON[case], lambda control: control.gather(True, FLAG))
 
 
 VOTE = {"steps": ["step-000004"], "copies": {"0": []}, "recovering": False, "confirmed": -1}
@@ -112,16 +112,16 @@ BAD_VOTES = {
 
 @pytest.mark.parametrize("case", BAD_VOTES)
 def test_a_vote_that_is_none_is_refused(links, case):
-    message = json.dumps({"workers": [[0, {"value": BAD_VOTES[case]}]]}).encode()
-    ask = lambda control: control.gather({"value": VOTE}, forms.values(forms.VOTE))  # noqa: E731
-    assert "message.workers[0][1].value" in refused(Control(None, links[0]), links, message, ask)
+    message = json.dumps({"workers": [[0, BAD_VOTES[case]]]}).encode()
+    ask = lambda control: control.gather(VOTE, forms.VOTE)  # noqa: E731
+    assert "message.workers[0][1]" in refused(Control(None, links[0]), links, message, ask)
 
 
 @pytest.mark.parametrize("workers", [[[0, True], [2, True]], [[0, True], [1, True]], [[True, True]], [[0]], [[-1, True]]])
 def test_workers_that_are_not_there_do_not_vote(links, workers):
     links[1].send(Frame.make(Kind.STEP, json.dumps({"workers": workers}).encode()), HANG)
     with pytest.raises(ProtocolError, match="workers"):
-        Control(None, links[0]).gather({"value": True}, ANY if len(workers[0]) == 2 else forms.values(FLAG))
+        Control(None, links[0]).gather(True, ANY if len(workers[0]) == 2 else FLAG)
 
 
 FACTS: dict[str, tuple[Form, dict]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from thinwire.pipeline.backups import Copies
+from thinwire.cluster.backups import Copies
 from thinwire.util.files import files_below, matching
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from thinwire.cluster.membership import Membership
+from thinwire.cluster.opening import open_stage
 from thinwire.cluster.supervisor import run_workers
 from thinwire.cluster.worker_process import Say
 from thinwire.config.sections import RunConfig
 from thinwire.data.open import open_data
 from thinwire.pipeline import forms
 from thinwire.pipeline.backend import close_group
-from thinwire.pipeline.device import choose_device
-from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.pipeline.outcome import EVALUATION, Outcome
 from thinwire.run.evaluate import figures, validation_batch
 from thinwire.run.saved import load_together
 from thinwire.run.stop import Stop
@@ -34,16 +34,19 @@ def evaluate_stage(member: Membership, say: Say, stop: Stop, run: str, sequences
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
     neighbours = member.neighbours("eval")
     try:
-        pipeline = WorkerPipeline(config, member.stage, neighbours, choose_device(config.device))
-        step = load_together(Path(run), pipeline.stages[0], pipeline.control)
+        opened = open_stage(config, neighbours)
+        compute, group = opened.compute, opened.group
+        step = load_together(Path(run), compute.stages[0], group)
         windows: Tensor | None = None
         facts: dict[str, Any] | None = None
         if member.stage == 0:
             data = open_data(config.data, config.model, config.seed)
-            windows = validation_batch(data, sequences, pipeline.microbatch)
+            windows = validation_batch(data, sequences, compute.microbatch)
             facts = {"rows": len(windows), "bytes_per_token": data.bytes_per_token}
-        facts = pipeline.announce(facts, forms.ABOUT_ROWS)
-        return figures(step, pipeline.evaluate(windows, facts["rows"], step), facts["bytes_per_token"])
+        facts = group.announce(facts, forms.ABOUT_ROWS)
+        loss = group.settle(Outcome(EVALUATION, compute.evaluate(windows, facts["rows"], step), 0.0)).loss
+        assert loss is not None
+        return figures(step, loss, facts["bytes_per_token"])
     finally:
         close_group()
         neighbours.close()

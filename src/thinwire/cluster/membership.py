@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from thinwire.cluster.neighbours import Neighbours
 from thinwire.config.sections import RunConfig
 from thinwire.link.endpoint import Endpoint
 from thinwire.link.identity import Identity
 from thinwire.link.peer import WorkerId
 from thinwire.link.roster import Roster
-from thinwire.pipeline.neighbours import Neighbours
 from thinwire.util.files import write_atomic
 
 

@@ -6,11 +6,11 @@ import threading
 import time
 from dataclasses import dataclass
 
+from thinwire.cluster.neighbours import Neighbours
 from thinwire.link.link import Link
 from thinwire.link.peer import WorkerId
 from thinwire.link.problem import NOT_CONNECTED
 from thinwire.metrics.news import Report
-from thinwire.pipeline.neighbours import Neighbours
 
 LOOK_SECONDS = 0.2
 SILENT_SECONDS = 1.0

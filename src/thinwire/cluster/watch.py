@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.places import PLACES_FILE, keep_places
 from thinwire.cluster.standby import Answer, StandbyClient
 from thinwire.config.sections import RunConfig
@@ -17,7 +18,6 @@ from thinwire.link.errors import Abort, LinkError, Replaced
 from thinwire.link.link import Link
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster
-from thinwire.pipeline.neighbours import Neighbours
 from thinwire.util.disk import shortage, warn
 
 LOOK_SECONDS = 1.0

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from thinwire.cluster.neighbours import Neighbours
 from thinwire.link.errors import Abort
-from thinwire.pipeline.neighbours import Neighbours
 from thinwire.run.stop import Stop
 
 LOOK_SECONDS = 1.0

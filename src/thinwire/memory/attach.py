@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from thinwire.codecs.base import Codec
 from thinwire.config.sections import RunConfig
@@ -23,21 +23,9 @@ from thinwire.memory.plan import make_plan
 from thinwire.memory.slow_memory import aligned, lies_in_memory, open_slow_memory
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.protocols import Compute
 from thinwire.pipeline.schedule import check_bounded
 from thinwire.util.sizes import read_size
-
-
-class Compute(Protocol):
-    """What is asked of a pipeline."""
-
-    stages: list[Stage]
-    codec: Codec
-    in_flight: list[int]
-    """Microbatches that each stage of the replica wants in flight."""
-
-    def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
-        """Agree with all stages on microbatches in flight, at most so many on those of this process; return what each keeps."""
-        ...
 
 
 class StageMemory:

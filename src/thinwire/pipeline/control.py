@@ -10,7 +10,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
@@ -21,6 +21,8 @@ from thinwire.link.message import ANY, FLAG, Form, decode_message, fields, list_
 from thinwire.pipeline import forms
 from thinwire.pipeline.meter import Meter
 from thinwire.pipeline.outcome import Outcome
+from thinwire.replicas.graph import make_graph
+from thinwire.replicas.peers import Peers
 
 MOST_WORKERS = 2**20
 
@@ -36,9 +38,25 @@ class Tree:
 class Control:
     """Talk with the neighbours between the payloads."""
 
-    def __init__(self, left: Link | None, right: Link | None, tree: Tree | None = None, replica: int = 0) -> None:
-        """Talk with the neighbours of a stage; the first stages of several replicas also talk with each other."""
+    def __init__(
+        self,
+        left: Link | None,
+        right: Link | None,
+        tree: Tree | None = None,
+        replica: int = 0,
+        *,
+        number: int = 0,
+        workers: int | None = None,
+        peers: Peers | None = None,
+        abandon: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Talk with the neighbours of a stage; the first stages of several replicas also talk with each other.
+
+        This is worker `number` of so many (None: of any number), with these copies of its stage. `abandon` fails the links, and with them
+        whatever this worker and the others wait for.
+        """
         self.left, self.right, self.tree, self.replica = left, right, tree or Tree(), replica
+        self.number, self.workers, self.peers, self.abandon = number, workers, peers or Peers(0, make_graph("complete", 1), {}), abandon
         self.meter = Meter()
 
     def settle(self, own: Outcome, *, meeting: bool = True, alike: bool = False) -> Outcome:
@@ -80,7 +98,7 @@ class Control:
             self.send(link, facts)
         return facts
 
-    def gather(self, own: dict[str, Any], form: Form = ANY) -> list[dict[str, Any]]:
+    def gather(self, own: Any, form: Form = ANY) -> list[Any]:
         """Collect what every worker says of itself, replica by replica, first stage first; everyone returns the list."""
         form = fields({"workers": list_of(of_worker(form), MOST_WORKERS)})
         workers: list[Any] = [[self.replica, own]]
@@ -93,6 +111,8 @@ class Control:
         sizes = Counter(replica for replica, _ in everyone["workers"])
         if [*sizes] != [*range(len(sizes))] or len({*sizes.values()}) != 1:
             refuse(self._above or self.right, ProtocolError("workers", dict(sizes), "as many of each replica, in order"))
+        if self.workers not in (None, len(everyone["workers"])):
+            refuse(self._above or self.right, ProtocolError("workers", len(everyone["workers"]), self.workers))
         for link in self._below:
             self.send(link, everyone)
         return [part for _, part in everyone["workers"]]

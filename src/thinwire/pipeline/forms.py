@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from thinwire.link.message import ANY, FLAG, TEXT, Form, fields, list_of, number, optional, rule, table_of, text_like, whole
+from thinwire.link.message import ANY, FLAG, TEXT, fields, list_of, number, optional, rule, table_of, text_like, whole
 from thinwire.util.checkpoint_name import NAME as CHECKPOINT_NAME
 
 COUNT = number(0, 2.0**63)
@@ -62,9 +62,5 @@ PART = fields(
         "memory": ANY,
     },
 )
-"""A worker's part of the summary."""
-
-
-def values(form: Form) -> Form:
-    """Describe what a worker says when one value is gathered."""
-    return fields({"value": form})
+"""A stage's part of the summary."""
+PARTS = list_of(PART, 10**4)

@@ -15,17 +15,11 @@ from torch import Tensor
 from thinwire.codecs.base import DTYPES, Codec
 from thinwire.codecs.build import make_codec
 from thinwire.config.sections import Dtype, RunConfig
-from thinwire.link.message import ANY, Form
 from thinwire.model.cut import cut_layers
 from thinwire.model.ends import Context, Shared
 from thinwire.model.stage import Stage, build_stages
-from thinwire.pipeline.backups import Copies
 from thinwire.pipeline.boundary import Boundary
 from thinwire.pipeline.meter import Traffic
-from thinwire.pipeline.outcome import Outcome
-from thinwire.replicas.graph import make_graph
-from thinwire.replicas.peers import Peers
-from thinwire.run.stop import Abandoned
 
 
 def build_codec(config: RunConfig) -> Codec:
@@ -49,6 +43,12 @@ def gradient_of(shared: Shared) -> Tensor:
     return torch.zeros_like(shared.weight.data) if gradient is None else gradient.clone()
 
 
+def drop_shared_gradients(stage: Stage) -> None:
+    """Forget the gradients of what a stage shares with its neighbours: they count only in the steps after which it is updated."""
+    for shared in (*stage.owned(), *stage.copies()):
+        shared.weight.grad = None
+
+
 class Pipeline:
     """Run microbatches through the stages and their boundaries."""
 
@@ -56,97 +56,54 @@ class Pipeline:
         if len({stage.stream.fingerprint() for stage in stages}) != 1:
             raise ValueError("the stages do not agree on basis and fixed features; start them from the same seed and settings")
         self.stages = stages
-        self.replica, self.number, self.peers = 0, 0, Peers(0, make_graph("complete", 1), {})
         self.codec = codec
         self.microbatch = microbatch
         self.boundaries = [Boundary(codec.at(stage.plan.layers.start), microbatch, time) for stage in stages[1:]]
-        self.traffic = self.waits = self.seen = Traffic([boundary.meter for boundary in self.boundaries])
+        self.traffic = Traffic([boundary.meter for boundary in self.boundaries])
         self.device = stages[0].device
-        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
         self.in_flight = [1] * len(stages)
-        self.copies: Copies | None = None
-        """No neighbour keeps copies of checkpoints."""
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
+
+    def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float:
+        """Accumulate the gradients of the batch's mean loss; return that loss."""
+        assert batch_BT1 is not None
+        self.traffic.take_seconds()
+        losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
+        return sum(losses)
+
+    def move_basis(self, step: int) -> list[Tensor]:
+        """Let all stages go over to the basis that the last one proposes, if the codec moves it after this step."""
+        if not self.codec.moves_after(step):
+            return []
+        basis_DK = self.codec.propose_basis(self.stages[-1].stream)
+        return [stage.stream.go_over(basis_DK, stage.stream.version + 1) for stage in self.stages]
+
+    def update_shared(self, step: int, rate_factor: float) -> None:
+        """Update what both sides of a boundary share."""
+        if self.codec.shares_after(step):
+            for boundary, before, behind in zip(self.boundaries, self.stages, self.stages[1:], strict=False):
+                for owner, copy in zip(before.owned(), behind.copies(), strict=True):
+                    gradient = gradient_of(owner)
+                    gradient += gradient_of(copy)
+                    owner.update(gradient, rate_factor)
+                    copy.weight.data.copy_(owner.weight.data)
+                    boundary.meter.forward += gradient.nbytes
+                    boundary.meter.backward += gradient.nbytes
+        for stage in self.stages:
+            drop_shared_gradients(stage)
 
     def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
         """Return how many microbatches each stage keeps in flight: they go through one at a time."""
         return self.in_flight
 
-    def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float:
-        """Accumulate the gradients of the batch's mean loss; return that loss."""
-        assert batch_BT1 is not None
-        losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
-        return sum(losses)
+    def figures(self, seconds: float) -> dict[str, float]:
+        """Return what there is to tell of the last step."""
+        return self.traffic.figures(seconds) | {name: value for stage in self.stages for name, value in stage.figures().items()}
 
-    def abandon(self) -> None:
-        """Give up the step under way; called by a signal, which interrupts this very thread."""
-        raise Abandoned
-
-    def settle(self, own: Outcome, *, meeting: bool = True, alike: bool = False) -> Outcome:
-        """Return the outcome of all stages: here they are one."""
-        return own
-
-    def announce(self, facts: dict[str, Any] | None, form: Form = ANY) -> dict[str, Any]:
-        """Return what stage 0 knows about the run."""
-        assert facts is not None
-        return facts
-
-    def gather(self, own: list[dict[str, Any]], form: Form = ANY) -> list[dict[str, Any]]:
-        """Return what every stage says of itself."""
-        return own
-
-    def gather_values(self, own: Any, form: Form = ANY) -> list[Any]:
-        """Return one value of every process."""
-        return [own]
-
-    keeps_copies = False
-    """Whether neighbours keep copies of each other's checkpoints."""
-
-    def copy_last(self, name: str) -> None:
-        """Have copies made of a checkpoint that all stages have, and wait for them: there is nobody to keep one."""
-
-    def held_copies(self) -> dict[str, list[str]]:
-        """List the neighbours' checkpoints that are kept here: there are none."""
-        return {}
-
-    def fetch_copies(self, name: str, votes: list[dict[str, Any]]) -> None:
-        """Get this stage's checkpoint from a neighbour where it is missing here: it never is."""
-
-    def offer(self, name: str) -> None:
-        """Give a neighbour a copy of a checkpoint: there is none."""
-
-    def copied(self, steps: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the steps whose copies are where they belong: none has to be anywhere."""
-        return steps
-
-    def uncopied(self) -> tuple[int, ...]:
-        """Return the steps whose copies could not be written here: none has to be."""
-        return ()
-
-    def confirm(self, step: int) -> None:
-        """Delete copies that are older than a checkpoint that every worker has: there are none."""
-
-    def link_meters(self) -> list[dict[str, Any]]:
-        """Return what the links have carried: there are none."""
-        return []
-
-    def link_figures(self, seconds: float) -> dict[str, float]:
-        """Return the rates on the links during a step: there are none."""
-        return {}
-
-    def next_basis(self) -> Tensor:
-        """Return the basis that all stages go over to now."""
-        return self.codec.propose_basis(self.stages[-1].stream)
-
-    def update_shared(self, rate_factor: float) -> None:
-        """Update what both sides of a boundary share."""
-        for boundary, before, behind in zip(self.boundaries, self.stages, self.stages[1:], strict=False):
-            for owner, copy in zip(before.owned(), behind.copies(), strict=True):
-                gradient = gradient_of(owner)
-                gradient += gradient_of(copy)
-                owner.update(gradient, rate_factor)
-                copy.weight.data.copy_(owner.weight.data)
-                boundary.meter.forward += gradient.nbytes
-                boundary.meter.backward += gradient.nbytes
+    def totals(self) -> list[dict[str, Any]]:
+        """Return what has crossed the boundary behind each stage."""
+        counts = [boundary.meter.counts() for boundary in self.boundaries]
+        return [{"boundary": each, "links": [], "exchange": 0} for each in (*counts, None)]
 
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, rows: int | None = None, step: int = 0) -> float:

@@ -43,3 +43,9 @@ class Traffic:
                 spans[label] += getattr(meter, label)
                 setattr(meter, label, 0.0)
         return spans
+
+    def figures(self, seconds: float) -> dict[str, float]:
+        """Return what to tell of a step that took so long: bytes per token, and the seconds of each kind."""
+        spans = self.take_seconds()
+        size = self.per_token("forward") + self.per_token("backward")
+        return {"bytes_per_token": size, "compute_seconds": seconds - sum(spans.values()), **spans}

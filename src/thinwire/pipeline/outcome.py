@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+EVALUATION = -1
+"""Number of an outcome that belongs to no step but to an evaluation."""
+
 
 @dataclass(frozen=True)
 class Outcome:

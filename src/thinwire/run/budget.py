@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from thinwire.config.sections import RunConfig
 from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.protocols import Compute
 
 if TYPE_CHECKING:
-    from thinwire.memory.attach import Compute, MemoryBudget
+    from thinwire.memory.attach import MemoryBudget
     from thinwire.memory.blocks import Profile
 
 

@@ -10,9 +10,11 @@ from typing import Any
 from thinwire.config.sections import RunConfig
 from thinwire.metrics.news import Report, ignore
 from thinwire.metrics.track import Tracker
+from thinwire.pipeline.alone import GroupAlone
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.inprocess import build_pipeline
-from thinwire.run.stop import Abandoned, Stop
+from thinwire.run.agree import Start, agree
+from thinwire.run.stop import Stop
 from thinwire.run.trainer import Trainer
 
 Begin = Callable[[Trainer], Sequence[Tracker]]
@@ -33,9 +35,7 @@ def train_here(
     with ExitStack() as stack:
         pipeline = build_pipeline(config, choose_device(config.device))
         shown = list(trackers)
-        trainer = Trainer(config, run, pipeline, resume=resume, trackers=shown, stop=stop, report=report)
+        trainer = Trainer(config, run, pipeline, GroupAlone(), trackers=shown, stop=stop, report=report)
+        agree(trainer, Start(resume=resume))
         shown += [stack.enter_context(tracker) for tracker in begin(trainer)]  # the trainer holds this very list
-        try:
-            return trainer.run()
-        except Abandoned:
-            return trainer.end_early()
+        return trainer.run()

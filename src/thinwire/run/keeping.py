@@ -5,6 +5,7 @@ All stages decide by the same outcome of a step, so all write, keep and copy the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from torch import Tensor
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config.sections import RunConfig
+from thinwire.link.errors import ProtocolError
+from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
-from thinwire.pipeline.inprocess import Pipeline
 from thinwire.pipeline.outcome import Outcome
-from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.pipeline.protocols import Backups
 from thinwire.util.disk import shortage, warn
 
 FIRST_STEPS = 10
@@ -30,13 +32,21 @@ class Keeper:
     """The checkpoints of one process of a run."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, pipeline: Pipeline | WorkerPipeline, facts: dict[str, Any], confirmed: int = -1
+        self,
+        config: RunConfig,
+        folder: Path,
+        stages: Sequence[Stage],
+        facts: dict[str, Any],
+        backups: Backups | None = None,
+        confirmed: int = -1,
     ) -> None:
-        """Keep checkpoints in a run folder; `confirmed` is a step of which all stages are known to have had one."""
-        self.every, self.folder, self.pipeline, self.facts = config.train.checkpoint_every, folder, pipeline, facts
+        """Keep checkpoints in a run folder; `confirmed` is a step of which all stages are known to have had one.
+
+        `backups`: neighbours keep copies of each other's, for stages on different machines.
+        """
+        self.every, self.folder, self.facts, self.backups = config.train.checkpoint_every, folder, facts, backups
         self.at_once = config.memory.budget is not None
-        indices = [stage.plan.index for stage in pipeline.stages]
-        self.saver = checkpoint.Saver(folder, indices, facts, alone=config.replicas.count == 1)
+        self.saver = checkpoint.Saver(folder, [stage.plan.index for stage in stages], facts, alone=config.replicas.count == 1)
         self.confirmed, self.offered = confirmed, -1
         self.kept: tuple[int, ...] = ()
         """Steps whose checkpoints were last said to stay."""
@@ -51,7 +61,7 @@ class Keeper:
         self.saved, self.begun = self._period(position.step), restored is not None
         if restored is not None:
             self.confirmed = max(self.confirmed, position.step)
-            self.pipeline.offer(restored.name)
+            self._offer(restored.name)
         self.saver.everyone = self.confirmed
 
     def forget_newer(self, position: Position, restored: Path | None, *, must: bool) -> None:
@@ -68,22 +78,50 @@ class Keeper:
                 raise ValueError(f"{problem}: {shortage(place, error)}, or delete them") from None
             warn(f"{problem}: {shortage(place, error)}")
 
+    @property
+    def speaks(self) -> bool:
+        """Tell whether this process is the one of its run folder that tells people, and writes, what concerns the folder as a whole."""
+        return self.backups is not None or 0 in self.saver.indices
+
+    def held(self) -> dict[str, list[str]]:
+        """List the neighbours' checkpoints that are kept here."""
+        return {} if self.backups is None else self.backups.held()
+
+    def fetch(self, name: str, mine: Sequence[str], votes: Sequence[dict[str, Any]]) -> None:
+        """Get the checkpoint that all have voted for from a neighbour where it is missing here; `mine` are this process's own."""
+        if self.backups is not None:
+            self.backups.fetch(name, votes)
+        elif name not in mine:
+            raise ProtocolError("vote", name, "a checkpoint that this process has, for no neighbour keeps copies")
+
+    def _offer(self, name: str) -> None:
+        if self.backups is not None:
+            self.backups.offer(name)
+
+    def speak(self, own: Outcome, seconds: float) -> Outcome:
+        """Add to what this process says of a step what it has on its disk, after so many seconds of training.
+
+        Whoever has trained for long enough to want a first checkpoint tells all others.
+        """
+        saved = self.saver.written
+        uncopied = () if self.backups is None else self.backups.uncopied()
+        late = bool(self.every) and not self.begun and seconds >= FIRST_SECONDS
+        return replace(own, saved=saved, copied=self.copied(saved), uncopied=uncopied, save=late)
+
     def _period(self, step: int) -> int:
         return step // self.every if self.every else 0
-
-    def wants_first(self, seconds: float) -> bool:
-        """Tell whether this stage has trained for long enough to want a first checkpoint; who wants it tells all others."""
-        return bool(self.every) and not self.begun and seconds >= FIRST_SECONDS
 
     def is_due(self, step: int, outcome: Outcome | None) -> bool:
         """Tell whether a checkpoint is to be taken after so many steps, the last of which had this outcome."""
         first = bool(self.every) and not self.begun and (step >= FIRST_STEPS or (outcome is not None and outcome.save))
         return first or self._period(step) > self.saved
 
-    def save(self, optimizers: Sequence[StageOptimizer], position: Position, exchange: Mapping[str, Tensor]) -> None:
+    def save(
+        self, stages: Sequence[Stage], optimizers: Sequence[StageOptimizer], position: Position, exchange: Mapping[str, Tensor]
+    ) -> None:
         """Take a snapshot; it is written while training goes on, or with a memory budget at once: it needs no copy then."""
         self.saved, self.begun = self._period(position.step), True
-        self.saver.save(self.pipeline.stages, optimizers, position, exchange, at_once=self.at_once)
+        self.saver.save(stages, optimizers, position, exchange, at_once=self.at_once)
         for optimizer in optimizers if self.at_once else ():
             optimizer.put_away()  # a validation may come next
 
@@ -99,7 +137,7 @@ class Keeper:
             self.confirm(safe)
         if newest > self.offered and self.offered in (-1, *outcome.copied, *outcome.uncopied):
             self.offered = newest
-            self.pipeline.offer(checkpoint.checkpoint_folder(self.folder, replace(position, step=newest), self.facts).name)
+            self._offer(checkpoint.checkpoint_folder(self.folder, replace(position, step=newest), self.facts).name)
         needed = (*sorted(outcome.saved)[-2:], self.confirmed, self.offered)
         if outcome.saved and needed != self.kept:
             self.kept = needed
@@ -109,7 +147,8 @@ class Keeper:
     def confirm(self, step: int) -> None:
         """Note that everyone has a checkpoint of this step, and every keeper a copy."""
         self.confirmed = self.saver.everyone = step
-        self.pipeline.confirm(step)
+        if self.backups is not None:
+            self.backups.confirm(step)
 
     def tell(self) -> None:
         """Warn of a checkpoint that was not written, once."""
@@ -126,3 +165,17 @@ class Keeper:
         except ValueError as error:
             return f"{error}; when that is mended, --resume goes on from it"
         return None
+
+    def copied(self, steps: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those of some steps whose copies are where they belong; where there are none, none is missing."""
+        return steps if self.backups is None else self.backups.copied(steps)
+
+    def copy_last(self, position: Position) -> None:
+        """Have copies made of the last checkpoint, which all stages have, and wait for them."""
+        if self.backups is None:
+            return
+        folder = checkpoint.checkpoint_folder(self.folder, position, self.facts)
+        size = sum(path.stat().st_size for path in folder.glob("stage-*"))
+        text = f"neighbours get copies of the last checkpoint, {size / 1e6:.1f} MB; Ctrl-C twice leaves them out"
+        print(f"thinwire: {text}", file=sys.stderr)
+        self.backups.copy_last(folder.name)

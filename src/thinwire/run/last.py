@@ -1,7 +1,8 @@
-"""What is done when a run has ended: all copies of the last checkpoint, the tokenizer everywhere, and no checkpoint that nobody needs.
+"""What is done when a run ends: the last step is kept, the run summed up, and every run folder left with what it is to hold.
 
-Afterwards a machine that keeps its neighbour's copies has, with two stages, the whole model in its run folder. The run is complete without
-all this: whoever is asked to end, or loses a link here, leaves it out.
+Neighbours get copies of the last checkpoint, all machines the tokenizer, and checkpoints that nobody needs go. Afterwards a machine that
+keeps its neighbour's copies has, with two stages, the whole model in its run folder. The run is complete without all this: whoever is
+asked to end, or loses a link here, leaves it out.
 """
 
 from __future__ import annotations
@@ -10,65 +11,93 @@ import base64
 import sys
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from thinwire import checkpoint
 from thinwire.link.errors import Interrupted, LinkError, ProtocolError
+from thinwire.link.message import TEXT, optional
 from thinwire.pipeline import forms
 from thinwire.pipeline.forms import PIECE, PIECES
-from thinwire.run.saved import TOKENIZER_FILE
-from thinwire.run.stop import Abandoned
+from thinwire.pipeline.protocols import Abandoned
+from thinwire.run.figures import summary
+from thinwire.run.folder import TOKENIZER_FILE, write_summary
+from thinwire.run.state import Training
+from thinwire.run.telling import tell_what_is_kept
 from thinwire.util.disk import shortage, warn
 from thinwire.util.files import write_atomic
-
-if TYPE_CHECKING:
-    from thinwire.run.trainer import Trainer
+from thinwire.util.shown import shown
 
 LONGEST_BYTES = 1 << 26
 """Most bytes of a tokenizer."""
 
 
-def settle_last(trainer: Trainer) -> None:
+def keep_last(training: Training, stopped: bool) -> list[str | None]:
+    """Write the last step and wait until it is on the disk; return what went wrong in each process."""
+    training.save()
+    problems: list[str | None] = training.group.gather(training.keeper.finish(), optional(TEXT))
+    if stopped and not any(problems):
+        tell_what_is_kept(training)
+    return problems
+
+
+def conclude(training: Training, loss: float, val_loss: float, problems: list[str | None]) -> dict[str, Any]:
+    """Sum the run up, and leave the folders in order; raise if this process could not write its last step."""
+    found = summary(training, loss, val_loss)
+    if not any(problems):
+        if training.has_first and training.group.replica == 0:
+            write_summary(training.folder, found)
+        settle_last(training)
+    if problem := problems[training.group.number]:
+        raise ValueError(problem)
+    for other in filter(None, problems if training.keeper.backups is not None else ()):
+        warn(f"another machine says: {shown(other, 500)}. Until then the last step of this run is not whole")
+    return found
+
+
+def end_early(training: Training) -> dict[str, Any]:
+    """End at once: write the last committed step; return a summary without figures that would take time."""
+    training.doing = "end"
+    if training.state != "committing" and training.together:  # otherwise the last checkpoint stands
+        training.save()
+        if problem := training.keeper.finish():
+            warn(problem)
+    return {"steps": training.position.step, "val_loss": None}
+
+
+def settle_last(training: Training) -> None:
     """Leave the run folder of every worker with what it is to hold, together with all others."""
-    step, pipeline = trainer.position.step, trainer.pipeline
-    finished = step >= trainer.config.train.steps
+    step, group, keeper = training.position.step, training.group, training.keeper
+    finished = step >= training.config.train.steps
     try:
-        with trainer.stop.listening(), trainer.stop.abandoning(pipeline.abandon):
-            if finished and pipeline.keeps_copies:
-                share_tokenizer(trainer)
-                folder = checkpoint.checkpoint_folder(trainer.folder, trainer.position, trainer.facts)
-                size = sum(path.stat().st_size for path in folder.glob("stage-*"))
-                print(
-                    f"thinwire: neighbours get copies of the last checkpoint, {size / 1e6:.1f} MB; Ctrl-C twice leaves them out",
-                    file=sys.stderr,
-                )
-                pipeline.copy_last(folder.name)
-            mine = {"saved": list(trainer.keeper.saver.written), "copied": finished and pipeline.copied((step,)) == (step,)}
-            votes = pipeline.gather_values(mine, forms.ENDING)
+        with training.stop.listening(), training.stop.abandoning(group.abandon):
+            if finished and keeper.backups is not None:
+                share_tokenizer(training)
+                keeper.copy_last(training.position)
+            mine = {"saved": list(keeper.saver.written), "copied": finished and keeper.copied((step,)) == (step,)}
+            votes = group.gather(mine, forms.ENDING)
     except Interrupted:  # whoever has taken a lost worker's place needs the others to get as far as this
         raise
     except (LinkError, Abandoned, KeyboardInterrupt) as error:
         with suppress(Abandoned):
-            pipeline.abandon()  # nobody is to wait for this worker
-        if finished and pipeline.keeps_copies:
+            group.abandon()  # nobody is to wait for this worker
+        if finished and keeper.backups is not None:
             print(f"thinwire: note: not all copies of the last checkpoint were made: {error or 'stopped'}", file=sys.stderr, flush=True)
         return
     common = sorted(set.intersection(*(set(vote["saved"]) for vote in votes)))
     if step not in common:
         return
     if all(vote["copied"] for vote in votes):
-        trainer.keeper.confirm(step)
-    trainer.keeper.saver.confirm(step, (*common[-2:], trainer.keeper.confirmed))
+        keeper.confirm(step)
+    keeper.saver.confirm(step, (*common[-2:], keeper.confirmed))
 
 
-def share_tokenizer(trainer: Trainer) -> None:
+def share_tokenizer(training: Training) -> None:
     """Give every worker the tokenizer that only first stages have read, unless it is too large for one message."""
-    own = None if trainer.data is None else trainer.data.tokenizer_json
-    message = None if trainer.data is None else {"tokenizer": [] if own is None else packed(own)}
-    parts = trainer.pipeline.announce(message, forms.TOKENIZER)["tokenizer"]
-    path = trainer.folder / TOKENIZER_FILE
+    own = None if training.data is None else training.data.tokenizer_json
+    message = None if training.data is None else {"tokenizer": [] if own is None else packed(own)}
+    parts = training.group.announce(message, forms.TOKENIZER)["tokenizer"]
+    path = training.folder / TOKENIZER_FILE
     if not parts or path.exists():
         return
     text = unpacked(parts)  # what a peer has sent wrong is an OSError too, and none of this disk's

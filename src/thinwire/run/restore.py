@@ -13,10 +13,9 @@ from typing import Any
 
 from thinwire import checkpoint
 from thinwire.pipeline import forms
-from thinwire.pipeline.inprocess import Pipeline
 from thinwire.pipeline.outcome import of_replica
-from thinwire.pipeline.worker import WorkerPipeline
 from thinwire.run.folder import summarised
+from thinwire.run.state import Training
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,34 @@ class Ballot:
     """Whether stage 0 was asked to go on."""
     confirmed: int
     """A step of which all stages are known to have had a checkpoint; -1: none."""
+    summarised: int
+    """The step up to which the run's summary was written, as stage 0 knows it; -1: none was."""
 
 
-def choose(folder: Path, pipeline: Pipeline | WorkerPipeline, ballot: Ballot) -> tuple[Path | None, bool]:
+def restore(training: Training, ballot: Ballot) -> tuple[Path | None, bool]:
+    """Load the checkpoint that all choose; refuse a run whose summary of its last step is written too.
+
+    Return that checkpoint, None for the beginning, and whether a run goes on.
+    """
+    newest, anyone = choose(training, ballot)
+    if newest is not None:
+        stages, load_state = training.compute.stages, training.exchange.load_state
+        training.position = checkpoint.load_stages(newest, stages, training.optimizers, training.keeper.facts, load_state)
+    training.started_at = training.position
+    training.keeper.begin(training.position, newest)
+    if training.config.train.steps <= training.position.step <= ballot.summarised and not anyone:
+        raise ValueError(f"{training.folder} is finished at step {training.position.step}; to go on give a larger --train.steps")
+    return newest, ballot.resume or anyone
+
+
+def choose(training: Training, ballot: Ballot) -> tuple[Path | None, bool]:
     """Vote; return the checkpoint to go on from, None for the beginning, and whether anyone recovers from a loss."""
-    plans = [stage.plan for stage in pipeline.stages]
+    folder, keeper, plans = training.folder, training.keeper, [stage.plan for stage in training.compute.stages]
     # After a loss a damaged one is passed over; where a person asks for it, it is refused by name.
     mine = checkpoint.available(folder, plans, verify=ballot.recovering)
     confirmed = max(ballot.confirmed, checkpoint.proven(folder), summarised(folder))
-    votes = pipeline.gather_values(
-        {"steps": mine, "copies": pipeline.held_copies(), "recovering": ballot.recovering, "confirmed": confirmed}, forms.VOTE
-    )
+    vote = {"steps": mine, "copies": keeper.held(), "recovering": ballot.recovering, "confirmed": confirmed}
+    votes = training.group.gather(vote, forms.VOTE)
     anyone = any(vote["recovering"] for vote in votes)
     if ballot.first_resumes != ballot.resume and not anyone:
         here, there = ("with", "without") if ballot.resume else ("without", "with")
@@ -51,18 +67,13 @@ def choose(folder: Path, pipeline: Pipeline | WorkerPipeline, ballot: Ballot) ->
     copies = [held_for(worker, votes, plans[0].count) for worker in range(len(votes))]
     lists = [{*vote["steps"], *held} for vote, held in zip(votes, copies, strict=True)]
     if not set.intersection(*lists) and max(vote["confirmed"] for vote in votes) < 0:
-        if ballot.resume and speaks(pipeline):
+        if ballot.resume and keeper.speaks:
             text = f"no checkpoint of {folder} was written by all stages before they ended: training begins again at step 0"
             print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
         return None, anyone
     newest = checkpoint.common(folder, lists, plans[0].count)
-    pipeline.fetch_copies(newest.name, votes)
+    keeper.fetch(newest.name, mine, votes)
     return newest, anyone
-
-
-def speaks(pipeline: Pipeline | WorkerPipeline) -> bool:
-    """Tell whether this process is the one of its run folder that tells people, and writes, what concerns the folder as a whole."""
-    return pipeline.stages[0].plan.first or pipeline.copies is not None
 
 
 def held_for(worker: int, votes: list[dict], stages: int) -> list[str]:

@@ -12,10 +12,6 @@ SOON = "stopping after the step under way; Ctrl-C again ends at once"
 NOW = "stopping: the step under way is given up"
 
 
-class Abandoned(Exception):
-    """The step under way is given up: what was committed before it is what counts."""
-
-
 class Stop:
     """Remember that someone asked the run to end: after the step under way (Ctrl-C), or at once (SIGTERM)."""
 

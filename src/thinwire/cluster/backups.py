@@ -12,13 +12,18 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
+from thinwire.link.message import FLAG
+from thinwire.pipeline.links import Links
+from thinwire.pipeline.outcome import of_replica
+from thinwire.pipeline.protocols import Group
 from thinwire.util.checkpoint_name import is_checkpoint_name, step_of
 from thinwire.util.disk import shortage, warn
 from thinwire.util.files import matching, read_small
@@ -37,9 +42,10 @@ MOST_COPIES = 4
 class Copies:
     """Send this stage's checkpoints to a neighbour, keep those of the neighbours, and give them back."""
 
-    def __init__(self, run: Path, stage: int, stages: int, left: Link | None, right: Link | None, largest: int) -> None:
-        """Keep copies of at most `largest` bytes in a run folder, beside the checkpoints of this stage."""
-        self.largest = (largest, MANIFEST_BYTES)
+    def __init__(self, run: Path, stage: int, stages: int, links: Links, largest: int, group: Group) -> None:
+        """Keep copies of at most `largest` bytes in a run folder, beside the checkpoints of this stage; `open` begins."""
+        self.largest, self.stages, self.group = (largest, MANIFEST_BYTES), stages, group
+        left, right = links.left, links.right
         self.folder, self.own, self.stage = run / "copies", run / "checkpoints", stage
         self.links = {stage + side: link for side, link in ((-1, left), (1, right)) if link is not None}
         self.keeper = right or left
@@ -52,7 +58,6 @@ class Copies:
         """The one that is to come back."""
         self.decided = threading.Event()
         """Set once it is known which one that is, or that none is."""
-        self._forget_begun(self.own, stage)
         self.failed: dict[int, int] = {}
         """For each neighbour whose copies could not be written here: the step of the last of them."""
         self.broken: str | None = None
@@ -69,8 +74,33 @@ class Copies:
         self.threads = [threading.Thread(target=self._take, args=item, daemon=True) for item in self.links.items()]
         if self.keeper is not None:
             self.threads.append(threading.Thread(target=self._offer, daemon=True))
+
+    def open(self) -> None:
+        """Take copies from now on, and send what is offered."""
+        self._forget_begun(self.own, self.stage)
         for thread in self.threads:
             thread.start()
+
+    def fetch(self, name: str, votes: Sequence[dict[str, Any]]) -> None:
+        """Get this stage's checkpoint from a neighbour where it is missing here, and give neighbours theirs."""
+        votes = of_replica(votes, self.group.replica, self.stages)
+        self.expect(None if name in votes[self.stage]["steps"] else name)
+        for stage, vote in enumerate(votes):
+            if name in vote["steps"]:
+                continue
+            keepers = [other for other in (stage + 1, stage - 1) if 0 <= other < len(votes)]
+            keeper = next((other for other in keepers if name in votes[other]["copies"].get(str(stage), [])), None)
+            if keeper is None:
+                raise ProtocolError("vote", f"{name} of stage {stage}", "a checkpoint that it has, or of which a neighbour keeps a copy")
+            if self.stage == keeper:
+                self.give_back(stage, name)
+            if self.stage == stage:
+                self.wait_for(name)
+
+    def copy_last(self, name: str) -> None:
+        """Send a checkpoint that all stages have to its keeper, and wait for those that belong here."""
+        sent = of_replica(self.group.gather(self.send(name), FLAG), self.group.replica, self.stages)
+        self.wait_for_copies(name, [stage for stage, done in enumerate(sent) if done])
 
     def expect(self, name: str | None) -> None:
         """Let one checkpoint of this stage come back from a neighbour, or none: nobody writes here what nobody waits for."""
@@ -108,7 +138,7 @@ class Copies:
         """Return those of some steps of which the copies that belong here have come, whole."""
         return tuple(step for step in steps if all(step in whole for whole in self.whole.values()))
 
-    def unwritten(self) -> tuple[int, ...]:
+    def uncopied(self) -> tuple[int, ...]:
         """Return the steps of which a copy that belongs here could not be written, and will not come again."""
         return tuple(self.failed.values())
 
@@ -140,7 +170,8 @@ class Copies:
         """End the threads; the links have ended already."""
         self._end("this worker has ended")
         for thread in self.threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def _end(self, why: str) -> None:
         with self.changed:

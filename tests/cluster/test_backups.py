@@ -14,14 +14,23 @@ from link.support import World, pair
 from patience import HANG, wait_until
 from thinwire.checkpoint import Position
 from thinwire.checkpoint.hashes import file_sha256
+from thinwire.cluster.backups import ENDINGS, MOST_COPIES, PIECE, Copies
 from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
-from thinwire.pipeline.backups import ENDINGS, MOST_COPIES, PIECE, Copies
+from thinwire.pipeline.alone import GroupAlone
+from thinwire.pipeline.links import Links
 from thinwire.pipeline.outcome import Outcome
 from thinwire.run.keeping import Keeper
 
 LARGEST = 1000
+
+
+def opened(run: Path, stage: int, stages: int, left: Link | None, right: Link | None, largest: int) -> Copies:
+    """Keep copies for, and with, the neighbours at these links."""
+    copies = Copies(run, stage, stages, Links(left, right, {}), largest, GroupAlone())
+    copies.open()
+    return copies
 
 
 def write_part(run: Path, step: int, stage: int) -> str:
@@ -36,7 +45,7 @@ def write_part(run: Path, step: int, stage: int) -> str:
 def test_a_step_is_copied_when_its_keeper_has_it_whole(tmp_path):
     """Of two stages each keeps the other's; the first of more keeps nobody's."""
     with pair(World(tmp_path)) as (left, right, _):
-        first, second = Copies(tmp_path / "first", 0, 2, None, left, LARGEST), Copies(tmp_path / "second", 1, 2, right, None, LARGEST)
+        first, second = opened(tmp_path / "first", 0, 2, None, left, LARGEST), opened(tmp_path / "second", 1, 2, right, None, LARGEST)
         assert second.copied((4, 8)) == () == first.copied((4, 8))
         first.offer(write_part(tmp_path / "first", 4, 0))
         wait_until(lambda: second.copied((4, 8)) == (4,))
@@ -46,7 +55,7 @@ def test_a_step_is_copied_when_its_keeper_has_it_whole(tmp_path):
         assert second.held() == {"0": ["step-000004"]}
         end((left, right), (first, second))
     with pair(World(tmp_path / "again")) as (left, right, _):
-        alone = Copies(tmp_path / "alone", 0, 3, None, left, LARGEST)
+        alone = opened(tmp_path / "alone", 0, 3, None, left, LARGEST)
         assert alone.copied((4, 8)) == (4, 8)
         end((left, right), (alone,))
 
@@ -58,7 +67,7 @@ def end(links: tuple[Link, ...], copies: tuple[Copies, ...]) -> None:
 
 
 class Disk:
-    """A saver and a pipeline that note what they are told."""
+    """A saver and backups that note what they are told."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -73,10 +82,10 @@ class Disk:
         self.offered.append(name)
 
 
-def keeper_of(folder: Path, disk: Disk, pipeline: Disk) -> Keeper:
-    """Make a keeper with this saver and pipeline and nothing else."""
+def keeper_of(folder: Path, disk: Disk, backups: Disk) -> Keeper:
+    """Make a keeper with this saver and these backups and nothing else."""
     keeper = Keeper.__new__(Keeper)
-    keeper.saver, keeper.pipeline, keeper.confirmed, keeper.offered, keeper.kept, keeper.problem = disk, pipeline, -1, -1, (), None
+    keeper.saver, keeper.backups, keeper.confirmed, keeper.offered, keeper.kept, keeper.problem = disk, backups, -1, -1, (), None
     keeper.folder, keeper.facts = folder, {"split": "1,1", "microbatches": 1}
     return keeper
 
@@ -84,32 +93,30 @@ def keeper_of(folder: Path, disk: Disk, pipeline: Disk) -> Keeper:
 @pytest.mark.parametrize("slow", [0, 1, 7], ids=lambda count: f"a copy takes {count} checkpoints")
 def test_the_last_copied_checkpoint_stays_until_the_next_is_copied(tmp_path, slow):
     """However long a copy takes, everyone keeps the step of which there are copies, and the disk does not fill up."""
-    disk, pipeline = Disk(), Disk()
-    keeper = keeper_of(tmp_path, disk, pipeline)
+    disk, backups = Disk(), Disk()
+    keeper = keeper_of(tmp_path, disk, backups)
     copied: set[int] = set()
     under_way: list[tuple[int, int]] = []
     for step in range(1, 40):
         disk.steps.append(step)
         copied |= {each for each, at in under_way if at <= step}
-        before = len(pipeline.offered)
+        before = len(backups.offered)
         outcome = Outcome(step, 0.0, 0.0, saved=tuple(disk.steps), copied=tuple(sorted(copied & {*disk.steps})))
         keeper.keep(outcome, Position(0, 0.0))
-        if len(pipeline.offered) > before:
-            under_way.append((int(pipeline.offered[-1][-6:]), step + slow))
+        if len(backups.offered) > before:
+            under_way.append((int(backups.offered[-1][-6:]), step + slow))
         assert not copied or max(copied) in disk.steps
         assert disk.steps[-2:] == [step - 1, step][-len(disk.steps) :]
-        assert set(disk.steps[:-2]) <= {max(copied, default=-1), int(pipeline.offered[-1][-6:])}, (
-            "two, the one that is copied, the next one"
-        )
+        assert set(disk.steps[:-2]) <= {max(copied, default=-1), int(backups.offered[-1][-6:])}, "two, the one that is copied, the next one"
     assert len(copied) >= 39 // (slow + 2)
-    assert pipeline.offered == sorted(set(pipeline.offered))
+    assert backups.offered == sorted(set(backups.offered))
 
 
 def test_a_copy_that_no_disk_takes_is_told_and_a_newer_one_is_taken(tmp_path, capsys):
     """The link lives on, the keeper says which step it has not, and that all may offer a newer one."""
     with mounted(tmp_path / "disk") as disk:
         run = disk / "run"
-        copies = Copies(run, 0, 2, None, None, 2**20)
+        copies = opened(run, 0, 2, None, None, 2**20)
         copies.links, copies.whole = {1: None}, {1: set()}
         filler = fill(disk)
         for piece in (*pieces(3, bytes(2**16)), *pieces(6, bytes(2**16))):
@@ -117,11 +124,11 @@ def test_a_copy_that_no_disk_takes_is_told_and_a_newer_one_is_taken(tmp_path, ca
         error = capsys.readouterr().err
         assert error.count("the copy of stage 1's checkpoint step-000003 was not written") == 1 and "step-000006" not in error
         assert "No space left on device" in error and "make room there" in error and "65.5 KB are needed" in error
-        assert copies.unwritten() == (6,) and not list(run.glob("copies/step-*/stage-1.*"))
+        assert copies.uncopied() == (6,) and not list(run.glob("copies/step-*/stage-1.*"))
         filler.unlink()
         for piece in pieces(9, bytes(2**16)):
             copies._write_or_forgo(1, piece)
-        assert copies.unwritten() == () and copies.copied((6, 9)) == (9,) and copies.held() == {"1": ["step-000009"]}
+        assert copies.uncopied() == () and copies.copied((6, 9)) == (9,) and copies.held() == {"1": ["step-000009"]}
         copies.close()
 
 
@@ -143,7 +150,7 @@ def pieces(step: int, tensors: bytes = b"weights", stage: int = 1) -> list[bytes
 @pytest.fixture
 def copies(tmp_path):
     """Keep copies of a neighbour behind, whose link is not needed to write."""
-    return Copies(tmp_path, 0, 2, None, None, LARGEST)
+    return opened(tmp_path, 0, 2, None, None, LARGEST)
 
 
 def kept(copies: Copies) -> list[str]:
@@ -216,7 +223,7 @@ def test_what_was_left_of_a_checkpoint_that_did_not_come_back_goes(tmp_path):
     left = tmp_path / "checkpoints/step-000003/stage-0.safetensors.copy"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
-    Copies(tmp_path, 0, 2, None, None, LARGEST)
+    opened(tmp_path, 0, 2, None, None, LARGEST)
     assert not left.exists() and not left.parent.exists()
 
 
@@ -227,7 +234,7 @@ NESTED = b'{"sha256": ' + b"[" * 100_000
 def test_a_manifest_that_is_none_is_refused_by_name_at_both_ends(tmp_path, manifest):
     """And ends no thread in silence: whoever waits for a copy is told why none comes."""
     with pair(World(tmp_path)) as (left, right, _):
-        keeper = Copies(tmp_path / "keeper", 1, 2, right, None, LARGEST)
+        keeper = opened(tmp_path / "keeper", 1, 2, right, None, LARGEST)
         name = b"step-000004"
         for number, data in enumerate((b"weights", manifest)):
             piece = PIECE.pack(0, number, len(name), 0, len(data)) + name + data
@@ -243,7 +250,7 @@ def test_a_manifest_that_is_none_is_refused_by_name_at_both_ends(tmp_path, manif
 def test_pieces_of_this_stage_wait_until_it_is_known_whether_they_are_wanted(tmp_path):
     """The neighbour may have counted the votes first."""
     with pair(World(tmp_path)) as (left, right, _):
-        first, second = Copies(tmp_path / "first", 0, 2, None, left, LARGEST), Copies(tmp_path / "second", 1, 2, right, None, LARGEST)
+        first, second = opened(tmp_path / "first", 0, 2, None, left, LARGEST), opened(tmp_path / "second", 1, 2, right, None, LARGEST)
         name = write_part(tmp_path / "first", 4, 0)
         first.offer(name)
         wait_until(lambda: second.copied((4,)) == (4,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,17 +19,8 @@ from thinwire.link.listener import Listener
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster
+from thinwire.pipeline.links import Links
 from thinwire.replicas.graph import make_graph
-
-
-@dataclass(frozen=True)
-class Links:
-    """The neighbours before and behind a stage, and its copies in other replicas."""
-
-    left: Link | None
-    right: Link | None
-    across: Mapping[int, Link]
-    """By replica."""
 
 
 class Neighbours:

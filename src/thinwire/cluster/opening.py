@@ -1,0 +1,63 @@
+"""Open one epoch of a worker: its stage, the links to its neighbours, the group of all workers, copies of checkpoints if they are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.cluster.backups import Copies
+from thinwire.cluster.neighbours import Neighbours
+from thinwire.config.sections import RunConfig
+from thinwire.model.stage import Stage
+from thinwire.pipeline.backend import close_group
+from thinwire.pipeline.control import Control
+from thinwire.pipeline.device import choose_device
+from thinwire.pipeline.links import exchange_contract, join_group
+from thinwire.pipeline.outcome import Outcome
+from thinwire.pipeline.worker import WorkerPipeline
+
+SPARE_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a worker works with until its links end."""
+
+    compute: WorkerPipeline
+    group: Control
+    backups: Copies | None
+
+    def close(self) -> None:
+        """Let go of everything; the links have ended."""
+        if self.backups is not None:
+            self.backups.close()
+        self.compute.close()
+        close_group()
+
+
+def open_stage(
+    config: RunConfig, neighbours: Neighbours, *, epoch: int = 0, timing: Outcome | None = None, copies: Path | None = None
+) -> Opened:
+    """Make the stage, meet the neighbours of an epoch and agree with them on basis, shared parameters and schedule.
+
+    `timing` is what the schedule was made from in the epoch before; `copies` the run folder, where neighbours keep each other's
+    checkpoints.
+    """
+    worker, stages = neighbours.worker_id, config.pipeline.stages
+    compute = WorkerPipeline(config, worker.stage, choose_device(config.device))
+    contracts = {beside: compute.contract(side, epoch) for side, beside in worker.sides(stages).items()}
+    links = neighbours.open(config, contracts | dict.fromkeys(neighbours.joined(config).values(), exchange_contract(epoch)))
+    (stage,) = compute.stages
+    parameters = sum(parameter.numel() for parameter in stage.parameters())
+    group = join_group(config, worker, links, neighbours.interrupt, parameters)
+    compute.open(links, group, timing, neighbours.report)
+    backups = None
+    if copies is not None:
+        backups = Copies(copies, worker.stage, stages, links, largest_part(stage, parameters), group)
+        backups.open()
+    return Opened(compute, group, backups)
+
+
+def largest_part(stage: Stage, parameters: int) -> int:
+    """Return more bytes than any stage's part of a checkpoint has: all layers, and ends like this one's, with their state."""
+    return 64 * (stage.architecture.count(stage.model, stage.model.layers) + parameters) + SPARE_BYTES

@@ -1,0 +1,101 @@
+"""How a training begins: all processes agree on the data, on what memory allows, and on the checkpoint from which they go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thinwire import checkpoint
+from thinwire.data.open import Data, open_data
+from thinwire.link.message import FLAG
+from thinwire.link.peer import WorkerId
+from thinwire.pipeline import forms
+from thinwire.run.budget import attach_budget
+from thinwire.run.evaluate import validation_batch
+from thinwire.run.folder import summarised, write_folder
+from thinwire.run.keeping import Keeper
+from thinwire.run.restore import Ballot, restore
+from thinwire.run.state import Training
+
+if TYPE_CHECKING:
+    from thinwire.memory.blocks import Profile
+
+
+@dataclass
+class Start:
+    """What a process was asked to do, and knows from before."""
+
+    resume: bool = False
+    """A person asks to go on."""
+    recovering: bool = False
+    """A worker was lost: go on from the newest checkpoint that all stages have, or from the beginning."""
+    data: Data | None = None
+    """Of the epoch before: it need not be opened again."""
+    profiles: Sequence[Profile] = ()
+    """What the memory plans were made from."""
+    earlier: checkpoint.Saver | None = None
+    """Of the epoch before; it may still be writing."""
+    confirmed: int = -1
+    """Newest step of which all stages are known to have had a checkpoint."""
+
+
+def agree(training: Training, start: Start) -> None:
+    """Make a training ready, together with all other processes of the run; note in `start` what the next epoch may use."""
+    try:
+        begin(training, start)
+    except BaseException:
+        if training.memory is not None:
+            training.memory.close()
+        raise
+
+
+def begin(training: Training, start: Start) -> None:
+    """Agree on the data, on memory and on the checkpoint; then write what belongs into the run folder."""
+    about = agree_on_data(training, start)
+    memory = training.memory = attach_budget(training.compute, training.optimizers, training.config, training.folder, start.profiles)
+    start.data, start.profiles = training.data, memory.profiles if memory is not None else ()
+    facts = checkpoint.facts(training.config, about["data"])
+    training.keeper = Keeper(training.config, training.folder, training.compute.stages, facts, training.backups, start.confirmed)
+    if start.earlier is not None:
+        start.earlier.close()  # what it has taken is on the disk before anyone votes
+    ballot = Ballot(start.resume, start.recovering, about["resume"], start.confirmed, about["summarised"])
+    restored, goes_on = restore(training, ballot)
+    training.group.gather(True, FLAG)  # no stage writes or deletes before all have taken what they resume from
+    if goes_on:
+        training.keeper.forget_newer(training.position, restored, must=not start.recovering)
+    tokenizer = None if training.data is None else training.data.tokenizer_json
+    if training.keeper.speaks:
+        write_folder(training.folder, training.config, tokenizer, training.position.step, must=not start.recovering)
+
+
+def agree_on_data(training: Training, start: Start) -> dict[str, Any]:
+    """Open the data where it is needed, on first stages; return what replica 0 tells all others of it."""
+    config, group, told = training.config, training.group, None
+    if training.has_first:
+        data = training.data = start.data or read_data(training)
+        training.validation_BT1 = validation_batch(data, config.train.validation_sequences, training.compute.microbatch)
+        told = {"data": data.fingerprint, "validation_rows": len(training.validation_BT1), "resume": start.resume}
+        told["summarised"] = summarised(training.folder)
+    elif not start.recovering:
+        training.report({"awaiting": str(WorkerId(group.replica, 0))})
+    about = group.announce(told, forms.ABOUT_DATA)
+    if told is not None and about["data"] != told["data"]:
+        raise ValueError(
+            f"replica {group.replica} reads other data than replica 0 (fingerprints {told['data']} and {about['data']}); "
+            "give all replicas the same source and tokenizer"
+        )
+    training.validation_rows = about["validation_rows"]
+    return about
+
+
+def read_data(training: Training) -> Data:
+    """Open the data, and tell people how much of it there is."""
+    config, train = training.config, training.config.train
+    training.report({"reading": f"data.source {config.data.source!r}"})
+    data = open_data(config.data, config.model, config.seed, training.report)
+    if training.group.replica == 0:
+        tokens = {"corpus": len(data.train.windows.stream), "tokens_per_step": train.batch * config.model.context}
+        passes = train.steps * train.batch / len(data.train)
+        training.report({**tokens, "steps": train.steps, "passes": passes, "limited": train.seconds is not None})
+    return data

@@ -1,0 +1,65 @@
+"""The figures of a run: what is logged of a step, and each process's part of the summary."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from thinwire import checkpoint
+from thinwire.link.message import optional
+from thinwire.metrics.summary import summarise
+from thinwire.optim.optimizers import rate_factor
+from thinwire.pipeline import forms
+from thinwire.pipeline.device import peak_rss_bytes
+from thinwire.pipeline.outcome import Outcome
+from thinwire.run.state import Training
+
+
+def step_figures(training: Training, outcome: Outcome, seconds: float) -> dict[str, float]:
+    """Return what to log of the step that was just committed, and took so long."""
+    train, position = training.config.train, training.position
+    tokens = train.batch * training.config.model.context
+    assert outcome.loss is not None
+    return {
+        "loss": outcome.loss,
+        "gradient_norm": outcome.norm,
+        "rate": train.rate * rate_factor(outcome.step, train),
+        "seconds": position.seconds,
+        "tokens": position.step * tokens,
+        "tokens_per_second": tokens / seconds,
+        **training.compute.figures(seconds),
+        **{f"exchange_{name}": value for name, value in training.exchange.take_figures().items()},
+    }
+
+
+def summary(training: Training, loss: float, val_loss: float) -> dict[str, Any]:
+    """Describe the finished run; every stage adds its own part."""
+    position, started, config = training.position, training.started_at, training.config
+    steps, timed = position.step - started.step, position.seconds - started.seconds - training.first_step_seconds
+    tokens_per_step = config.train.batch * config.model.context
+    run = {
+        "steps": position.step,
+        "tokens": position.step * tokens_per_step,
+        "seconds": position.seconds,
+        "tokens_per_second": (steps - 1) * tokens_per_step / timed if steps > 1 else None,
+        "final_loss": None if math.isnan(loss) else loss,
+        "val_loss": val_loss,
+        "timed_steps": steps,
+    }
+    parts = [part for process in training.group.gather(stage_parts(training), forms.PARTS) for part in process]
+    return summarise(config, run, parts, training.group.gather(peak_rss_bytes(), optional(forms.COUNT)))
+
+
+def stage_parts(training: Training) -> list[dict[str, Any]]:
+    """Return what each stage of this process has to say of itself."""
+    stages = training.compute.stages
+    memories = [None] * len(stages) if training.memory is None else training.memory.peaks()  # nobody counts without a budget
+    return [
+        {
+            "hashes": checkpoint.tensor_hashes([stage]),
+            "parameters": sum(parameter.numel() for parameter in stage.parameters()) - sum(copy.weight.numel() for copy in stage.copies()),
+            "memory": memory,
+            **totals,
+        }
+        for stage, memory, totals in zip(stages, memories, training.compute.totals(), strict=True)
+    ]
