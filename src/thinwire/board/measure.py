@@ -65,8 +65,8 @@ class TrafficLog(Tracker):
 
 def count_traffic(folder: Path, trainer: Trainer) -> list[Tracker]:
     """Keep count of what crosses over interruptions."""
-    assert isinstance(trainer.pipeline, Pipeline)
-    return [TrafficLog(folder, trainer.pipeline, trainer.position.step)]
+    assert isinstance(trainer.compute, Pipeline)
+    return [TrafficLog(folder, trainer.compute, trainer.position.step)]
 
 
 def finished(folder: Path, config: RunConfig, ignored: frozenset[str] = frozenset()) -> Row | None:
