@@ -36,6 +36,14 @@ class CodecOptions:
     """Bits of the gradient on its way back; unset: as many as `bits`."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """How a quantised gradient is rounded; `stochastic` is right on average."""
+    entropy: bool = False
+    """Predict, quantise with one step size for all tokens, and entropy-code; needs `rate` or `bits`, whose error it then keeps."""
+    rate: float | None = None
+    """Bits per value that entropy-coded payloads take on average: the step size follows."""
+    backward_rate: float | None = None
+    """The same for the gradient on its way back; unset: as `rate`."""
+    dead_zone: float = 0.6
+    """Share of a step, 0.5 to 1, below which an entropy-coded value is sent as the predicted one; 0.5 rounds to the nearest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +165,10 @@ class Codec:
     def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
         """Take the tensor out of `pack`'s bytes, bit for bit."""
         return from_raw_bytes(data, spec)
+
+    def with_end(self, end: nn.Module) -> Codec:
+        """Return the codec as one end of a boundary packs and unpacks with it: this one, unless that depends on what the end has learnt."""
+        return self
 
     def error_bound(self, source: Tensor) -> Tensor | None:
         """Bound |received - sent| for each element of a stream tensor; None where the network learns what to send."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -99,6 +100,12 @@ class Chain(Codec):
         entry = None if first_entry is None or second_entry is None else ChainEntry(first_entry, second_entry, self.origins)
         exit = None if first_exit is None or second_exit is None else ChainExit(first_exit, second_exit, self.first.integer_slots)
         return entry, exit
+
+    def with_end(self, end: nn.Module) -> Codec:
+        assert isinstance(end, ChainExit | ChainEntry)
+        found = copy(self)
+        found.first, found.second = self.first.with_end(end.first), self.second.with_end(end.second)
+        return found
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
         parts: list[TensorSpec] = []

@@ -6,6 +6,7 @@ A tensor of zeros takes no bytes, so only what is in use crosses.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -63,6 +64,12 @@ class WarmUp(Codec):
             None if entry is None else WarmUpEntry(entry, CastEntry(self.compute), self.steps),
             None if exit is None else WarmUpExit(exit, CastExit(self.wire_dtype), self.steps, self),
         )
+
+    def with_end(self, end: nn.Module) -> Codec:
+        assert isinstance(end, WarmUpExit | WarmUpEntry)
+        found = copy(self)
+        found.inner = self.inner.with_end(end.inner)
+        return found
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
         plain = replace(TensorSpec.raw(source.shape, self.wire_dtype), usual=0.0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.codecs.base import Codec, WireSpec
@@ -68,8 +68,12 @@ def slots(codec: Codec, batch: int, context: int, direction: Direction) -> tuple
 class Boundary:
     """Carry payloads of one fixed form."""
 
-    def __init__(self, codec: Codec, batch: int, time: int) -> None:
+    def __init__(self, codec: Codec, batch: int, time: int, ends: tuple[nn.Module, nn.Module] | None = None) -> None:
+        """Join the exit of one stage and the entry of the next, which a codec that learns at its ends must be given."""
         self.codec = codec
+        exit, entry = (codec, codec) if ends is None else map(codec.with_end, ends)
+        self.packing = {"forward": exit, "backward": entry}
+        self.unpacking = {"forward": entry, "backward": exit}
         self.ids_slot, *payload = slots(codec, batch, time, "forward")
         self.payload = {"forward": payload, "backward": slots(codec, batch, time, "backward")}
         self.spec: WireSpec = codec.spec(batch, time)
@@ -79,7 +83,7 @@ class Boundary:
         """Turn a payload into bytes."""
         started = time.perf_counter()
         ids = b"" if ids_BT1 is None else self.ids_slot.pack(self.codec, ids_BT1)
-        parts = tuple(slot.pack(self.codec, tensor) for slot, tensor in zip(self.payload[direction], tensors, strict=True))
+        parts = tuple(slot.pack(self.packing[direction], tensor) for slot, tensor in zip(self.payload[direction], tensors, strict=True))
         self.meter.encode_seconds += time.perf_counter() - started
         return Packed(version, ids, parts)
 
@@ -100,7 +104,7 @@ class Boundary:
         if len(packed.tensors) != len(self.spec.tensors):
             raise ValueError(f"payload of {len(packed.tensors)} tensors where {len(self.spec.tensors)} were declared")
         started = time.perf_counter()
-        tensors = tuple(slot.unpack(self.codec, data) for slot, data in zip(self.payload[direction], packed.tensors, strict=True))
+        tensors = tuple(slot.unpack(self.unpacking[direction], data) for slot, data in zip(self.payload[direction], packed.tensors, strict=True))
         self.meter.decode_seconds += time.perf_counter() - started
         return tensors
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.codecs.base import DTYPES, Codec
 from thinwire.codecs.build import make_codec
@@ -37,6 +37,12 @@ def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
     return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype)
 
 
+def ends_between(before: Stage, behind: Stage) -> tuple[nn.Module, nn.Module]:
+    """Return the exit of a stage and the entry of the next."""
+    assert before.exit is not None and behind.entry is not None
+    return before.exit, behind.entry
+
+
 def gradient_of(shared: Shared) -> Tensor:
     """Return one side's gradient of a shared parameter."""
     gradient = shared.weight.grad
@@ -58,7 +64,10 @@ class Pipeline:
         self.stages = stages
         self.codec = codec
         self.microbatch = microbatch
-        self.boundaries = [Boundary(codec.at(stage.plan.layers.start), microbatch, time) for stage in stages[1:]]
+        self.boundaries = [
+            Boundary(codec.at(behind.plan.layers.start), microbatch, time, ends_between(before, behind))
+            for before, behind in zip(stages, stages[1:], strict=False)
+        ]
         self.traffic = Traffic([boundary.meter for boundary in self.boundaries])
         self.device = stages[0].device
         self.in_flight = [1] * len(stages)
@@ -91,6 +100,7 @@ class Pipeline:
                     boundary.meter.backward += gradient.nbytes
         for stage in self.stages:
             drop_shared_gradients(stage)
+            stage.commit_ends()
 
     def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
         """Return how many microbatches each stage keeps in flight: they go through one at a time."""

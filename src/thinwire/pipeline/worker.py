@@ -73,8 +73,9 @@ class WorkerPipeline:
         (stage,) = self.stages
         index, form = stage.plan.index, (self.microbatch, self.config.model.context)
         self.links, self.group = links, group
+        ends = {side: self.cuts[side].with_end(end) for side, end in ((-1, stage.entry), (1, stage.exit)) if end is not None}
         self.ports = {
-            index + side: boundary_port(link, self.cuts[side], *form, downstream=side > 0, version=lambda: stage.stream.version)
+            index + side: boundary_port(link, ends[side], *form, downstream=side > 0, version=lambda: stage.stream.version)
             for side, link in ((-1, links.left), (1, links.right))
             if link is not None
         }
@@ -220,6 +221,7 @@ class WorkerPipeline:
         if self.codec.shares_after(step):
             self._update_shared(rate_factor)
         drop_shared_gradients(self.stages[0])
+        self.stages[0].commit_ends()
 
     def _update_shared(self, rate_factor: float) -> None:
         """Send the copies' gradients upstream, update what is owned here, and take the copies' new values.

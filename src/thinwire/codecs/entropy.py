@@ -1,0 +1,193 @@
+"""Entropy-coded boundaries: predicted, rotated, quantised with one step size for all tokens, and sent in as few bits as that takes.
+
+It stands behind a codec, as `quantize` does, and takes the place of it. The payload is one row: the number of the step size, then the
+integer-valued codes; in backward its "gradient" is the row of the quantised gradient, which has a model and a step size of its own. So
+both directions lie on the wire's grid, and a transport that does not pack carries the same values. What the ends learn is in
+`code_model.py`, how codes become bytes in `bits/entropy.py`.
+
+    bytes    number of the step (2), part of a hash of what the sender has learnt (1), then words of 4 bytes; where these would be no
+             shorter, the codes as 16-bit integers
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from thinwire.bits import entropy
+from thinwire.bits.ladder import HIGHEST, LOWEST
+from thinwire.bits.raw import Buffer, Direction, TensorSpec
+from thinwire.codecs.base import Codec, CodecOptions
+from thinwire.codecs.code_model import CODES, STEP_OF_BITS, Aim, CodeModel
+from thinwire.config.sections import ModelConfig
+from thinwire.model.cut import StagePlan
+from thinwire.model.ends import Context
+from thinwire.util.noise import ROUNDING, sample_keys, uniform
+
+HEADER = 3
+PLAIN = np.dtype("<i2")
+
+
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, ids_BT, context, end):
+        ctx.rest = ids_BT, context, end, values.dtype
+        return end.activations.quantize(values, ids_BT, context)
+
+    @staticmethod
+    def backward(ctx, row):
+        ids_BT, context, end, dtype = ctx.rest
+        return end.gradients.dequantize(row, ids_BT, context).to(dtype), None, None, None
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, row, ids_BT, context, end, keys_B):
+        ctx.rest = ids_BT, context, end, keys_B
+        return end.activations.dequantize(row, ids_BT, context)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ids_BT, context, end, keys_B = ctx.rest
+        noise = None if keys_B is None else uniform(keys_B, gradient.shape).to(gradient.dtype)
+        return end.gradients.quantize(gradient, ids_BT, context, noise), None, None, None, None
+
+
+class EntropyEnd(nn.Module):
+    """What both ends have: a model of each direction's codes."""
+
+    def __init__(self, activations: CodeModel, gradients: CodeModel) -> None:
+        super().__init__()
+        self.activations, self.gradients = activations, gradients
+
+    @property
+    def models(self) -> dict[Direction, CodeModel]:
+        return {"forward": self.activations, "backward": self.gradients}
+
+    def commit(self) -> None:
+        """Learn from the step that all have agreed on."""
+        self.activations.commit()
+        self.gradients.commit()
+
+
+class EntropyExit(EntropyEnd):
+    """Turn values into a row of codes."""
+
+    def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
+        return (_Send.apply(stream, ids_BT, context, self),)
+
+    def figures(self) -> dict[str, float]:
+        """Return the bits per value of the last step."""
+        return {"forward_rate": self.activations.rate} if self.activations.rate >= 0 else {}
+
+
+class EntropyEntry(EntropyEnd):
+    """Turn a row of codes back into values; quantise the gradient on its way out."""
+
+    def __init__(self, activations: CodeModel, gradients: CodeModel, layer: int, seed: int | None) -> None:
+        """Round gradients stochastically where a seed is given."""
+        super().__init__(activations, gradients)
+        self.layer, self.seed = layer, seed
+
+    def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
+        keys_B = None if self.seed is None else sample_keys(context.samples_B, ROUNDING, self.seed, context.step, self.layer)
+        return _Receive.apply(payload[0], ids_BT, context, self, keys_B)
+
+    def figures(self) -> dict[str, float]:
+        """Return the bits per value of the last step's gradient."""
+        return {"backward_rate": self.gradients.rate} if self.gradients.rate >= 0 else {}
+
+
+class Entropy(Codec):
+    """Send what a codec in front of it sends, entropy-coded."""
+
+    models: Mapping[Direction, CodeModel] | None = None
+    """Of the end that packs and unpacks with this codec."""
+
+    def __init__(self, options: CodecOptions, model: ModelConfig, width: int, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
+        """Stand behind a codec that sends `width` channels."""
+        super().__init__(options, model, seed=seed, compute=compute)
+        check_options(options)
+        self.channels = width
+        rate = options.rate if options.backward_rate is None else options.backward_rate
+        bits = options.bits if options.backward_bits is None else options.backward_bits
+        self.aims: dict[Direction, Aim] = {
+            "forward": Aim(options.rate, None if options.rate is not None else options.bits),
+            "backward": Aim(rate, None if rate is not None else bits),
+        }
+
+    def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
+        seed = self.seed if self.options.rounding == "stochastic" else None
+        entry = None if plan.first else EntropyEntry(*self._models(), plan.layers.start, seed)
+        exit = None if plan.last else EntropyExit(*self._models())
+        return entry, exit
+
+    def _models(self) -> tuple[CodeModel, CodeModel]:
+        """Make the models of one end; gradients of a token have no mean worth a table."""
+        zone, compute = self.options.dead_zone, self.compute
+        forward = CodeModel(self.channels, self.model.vocabulary, self.aims["forward"], zone, compute)
+        return forward, CodeModel(self.channels, 0, self.aims["backward"], zone, compute)
+
+    def with_end(self, end: nn.Module) -> Codec:
+        assert isinstance(end, EntropyEnd)
+        found = copy(self)
+        found.models = end.models
+        return found
+
+    def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
+        count = math.prod(source.shape)
+        most = HEADER + PLAIN.itemsize * count
+        return (TensorSpec((count + 1,), CODES, most, most, exact=False, usual=self.aims["forward"].usual / 16),)
+
+    def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
+        assert self.models is not None, "entropy coding needs what an end has learnt: with_end"
+        coding = self.models[direction].coding()
+        row = tensor.detach().cpu().to(torch.int64).numpy()
+        number, codes_NK = int(row[0]), row[1:].reshape(-1, self.channels)
+        head = number.to_bytes(2, "little", signed=True) + bytes([coding.check])
+        data = entropy.encode(codes_NK, coding.at(number), coding.tables)
+        plain = PLAIN.itemsize * codes_NK.size
+        return head + (data if len(data) < plain else codes_NK.astype(PLAIN).tobytes())
+
+    def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
+        assert self.models is not None, "entropy coding needs what an end has learnt: with_end"
+        coding, view, most = self.models[direction].coding(), memoryview(data), spec.size(direction)
+        if not HEADER < len(view) <= most:
+            raise ValueError(f"payload of {len(view)} bytes where {HEADER + 1} to {most} were declared for {spec.shape} codes")
+        number, body = int.from_bytes(view[:2], "little", signed=True), view[HEADER:]
+        if not LOWEST <= number <= HIGHEST:
+            raise ValueError(f"payload with step number {number} where {LOWEST} to {HIGHEST} are possible")
+        if view[2] != coding.check:
+            raise ValueError("a payload was coded with other statistics than those of this end; the stages have lost step")
+        if len(view) == most:
+            codes_NK = np.frombuffer(body, PLAIN).astype(np.int64)
+        else:
+            codes_NK = entropy.decode(body, (spec.shape[0] - 1) // self.channels, coding.at(number), coding.tables)
+        return torch.from_numpy(np.concatenate(([number], codes_NK.ravel()))).to(spec.dtype)
+
+    def error_bound(self, source: Tensor) -> None:
+        """State no bound: a step size that was steered to a rate may be any."""
+
+
+def check_options(options: CodecOptions) -> None:
+    """Refuse options that say nothing sensible together."""
+    if options.rate is None and options.bits is None:
+        raise ValueError("codec.entropy needs codec.rate, the bits per value to hold, or codec.bits, whose error to keep; set one of them")
+    for name in ("rate", "backward_rate"):
+        value = getattr(options, name)
+        if value is not None and not 0.05 <= value <= 12:
+            raise ValueError(f"codec.{name} is {value}; choose 0.05 to 12 bits per value, such as 1.5")
+    for name, other in (("rate", "bits"), ("backward_rate", "backward_bits")):
+        if getattr(options, name) is not None and getattr(options, other) is not None:
+            raise ValueError(f"codec.{name} and codec.{other} both say how fine to quantise; leave one of them out")
+    for name in ("bits", "backward_bits"):
+        value = getattr(options, name)
+        if value is not None and value not in STEP_OF_BITS:
+            raise ValueError(f"codec.{name} is {value}; it can be {', '.join(map(str, STEP_OF_BITS))}")
+    if not 0.5 <= options.dead_zone <= 1:
+        raise ValueError(f"codec.dead_zone is {options.dead_zone}; choose 0.5 (round to the nearest) to 1, such as 0.6")
