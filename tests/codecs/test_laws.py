@@ -165,7 +165,9 @@ def test_a_value_that_is_not_finite_is_not_hidden():
         sent = crossing.exit(source, crossing.ids, crossing.context)
         sender, receiver = crossing.codecs["forward"]
         packed = [sender.pack(slot, tensor, "forward") for slot, tensor in enumerate(sent)]
-        arrived = [receiver.unpack(slot, data, spec, "forward") for slot, (data, spec) in enumerate(zip(packed, crossing.specs, strict=True))]
+        arrived = [
+            receiver.unpack(slot, data, spec, "forward") for slot, (data, spec) in enumerate(zip(packed, crossing.specs, strict=True))
+        ]
         output = crossing.entry(tuple(arrived), crossing.ids, crossing.context)
         assert output[0, 0].isnan().any() and output[1:].isfinite().all(), name
 

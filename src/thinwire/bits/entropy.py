@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ INERTIA = 4
 def blocks(width: int) -> list[slice]:
     """Cut the channels into blocks whose expectations are known together: the first ones narrow, because they tell the most."""
     edges = sorted({0, width, *(math.ceil(width * share / 32) for share in (1, 2, 4, 6, 8, 12, 16, 20, 24, 28))})
-    return [slice(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 @cache
@@ -135,13 +136,34 @@ def coding() -> Any:
 
 def library() -> Any:
     try:
-        import constriction
+        import constriction  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError(
             "codec.entropy needs the package constriction, which is not installed here; pip install constriction "
             "(it has no wheel for Linux on ARM), or leave codec.entropy out"
         ) from None
     return constriction
+
+
+def coder_of(data: Buffer) -> Any:
+    """Return a coder that takes symbols out of bytes."""
+    words = np.frombuffer(data, "<u4").astype(np.uint32) if len(data) % 4 == 0 else np.zeros(0, np.uint32)
+    if not len(words) or not words[-1]:
+        raise ValueError(f"payload of {len(data)} bytes where words of 4 bytes that do not end in zeros were declared")
+    return library().stream.stack.AnsCoder(words)
+
+
+def empty_coder() -> Any:
+    """Return a coder to put symbols in, with a one at its bottom: when bytes are missing, zeros come out there."""
+    coder = library().stream.stack.AnsCoder()
+    coder.encode_reverse(np.ones(1, dtype=np.int32), coding().Uniform(2))
+    return coder
+
+
+def refuse_rest(coder: Any, what: str, size: int) -> None:
+    """Refuse bytes that are not used up when `what` was taken out of them, or that were too few for it."""
+    if coder.decode(coding().Uniform(2), 1)[0] != 1 or not coder.is_empty():
+        raise ValueError(f"payload of {size} bytes where those of {what} were declared; they are damaged")
 
 
 def expectations(codes: Ints, done: slice, sizes: Ints, block: slice) -> npt.NDArray[np.uint8]:
@@ -213,9 +235,7 @@ def encode(codes: Ints, sizes: Ints, tables: Tables) -> bytes:
         outside = ordered[symbols == OUTSIDE]
         if len(outside):
             parts.append((coding().Uniform(2 * LIMIT + 2), outside + LIMIT))
-    # A coder that has run out of bytes goes on with zeros: one that must come last, the first to be put in, tells.
-    parts.append((coding().Uniform(2), np.ones(1, dtype=np.int64)))
-    coder = library().stream.stack.AnsCoder()
+    coder = empty_coder()
     for model, symbols in reversed(parts):
         coder.encode_reverse(symbols.astype(np.int32), model)
     return coder.get_compressed().astype("<u4").tobytes()
@@ -223,10 +243,7 @@ def encode(codes: Ints, sizes: Ints, tables: Tables) -> bytes:
 
 def decode(data: Buffer, rows: int, sizes: Ints, tables: Tables) -> Ints:
     """Take `rows` rows of codes out of `encode`'s bytes."""
-    words = np.frombuffer(data, "<u4").astype(np.uint32) if len(data) % 4 == 0 else np.zeros(0, np.uint32)
-    if not len(words) or not words[-1]:
-        raise ValueError(f"payload of {len(data)} bytes where words of 4 bytes that do not end in zeros were declared")
-    coder = library().stream.stack.AnsCoder(words)
+    coder = coder_of(data)
     codes = np.zeros((rows, len(sizes)), dtype=np.int64)
     for block in blocks(len(sizes)):
         split = Split.of(expectations(codes, slice(0, block.start), sizes, block))
@@ -242,6 +259,5 @@ def decode(data: Buffer, rows: int, sizes: Ints, tables: Tables) -> Ints:
         flat = np.empty_like(ordered)
         flat[split.order] = ordered
         codes[:, block] = flat.reshape(rows, -1)
-    if coder.decode(coding().Uniform(2), 1)[0] != 1 or not coder.is_empty():
-        raise ValueError(f"payload of {len(data)} bytes where those of {rows} x {len(sizes)} codes were declared; they are damaged")
+    refuse_rest(coder, f"{rows} x {len(sizes)} codes", len(data))
     return codes

@@ -101,6 +101,8 @@ class Codec:
     """Whether what is sent of a sample depends on the others of its microbatch."""
     by_token = True
     """Whether a token's payload depends on that token alone, so that text can be written token by token."""
+    exact_ids = True
+    """Whether the ids that ride forward always take the same bytes, or any number up to them."""
     owns_bits = False
     """Whether `bits` is this codec's own affair; otherwise `quantize` is chained behind it where bits are given."""
 
@@ -164,6 +166,14 @@ class Codec:
 
     def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
         """Take the tensor out of `pack`'s bytes, bit for bit."""
+        return from_raw_bytes(data, spec)
+
+    def pack_ids(self, ids: Tensor) -> bytes:
+        """Put the ids that ride forward into bytes."""
+        return raw_bytes(ids)
+
+    def unpack_ids(self, data: Buffer, spec: TensorSpec) -> Tensor:
+        """Take the ids out of `pack_ids`'s bytes."""
         return from_raw_bytes(data, spec)
 
     def with_end(self, end: nn.Module) -> Codec:

@@ -7,8 +7,8 @@ A value is sent as the number of steps between it and what both ends predict for
 
 mean is a table of what was received for each token so far, U the rotation to the principal axes of q, step a number on a ladder that the
 sender chooses and every payload carries. Predicting inside the quantiser, and not only in the coder, makes the zero of the dead zone
-mean `as usual`. Everything is learnt from codes alone, in integers, and only when a step is committed: sums over a step's microbatches do not
-depend on their order, an abandoned step leaves nothing behind, and sender and receiver hold the same numbers without a word about them.
+mean `as usual`. Everything is learnt from codes alone, in integers, and only when a step is committed: sums over a step's microbatches
+do not depend on their order, an abandoned step leaves nothing behind, and both ends hold the same numbers without a word about them.
 """
 
 from __future__ import annotations

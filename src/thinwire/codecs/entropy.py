@@ -12,7 +12,6 @@ both directions lie on the wire's grid, and a transport that does not pack carri
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from copy import copy
 
 import numpy as np
@@ -20,16 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.bits import entropy
+from thinwire.bits.ids import decode_ids, encode_ids
 from thinwire.bits.ladder import HIGHEST, LOWEST
-from thinwire.bits.raw import Buffer, Direction, TensorSpec
+from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.codecs.base import Codec, CodecOptions
 from thinwire.codecs.code_model import CODES, STEP_OF_BITS, Aim, CodeModel
+from thinwire.codecs.id_model import IdModel
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 from thinwire.util.noise import ROUNDING, sample_keys, uniform
 
 HEADER = 3
+UNBOUND = "entropy coding needs what an end has learnt: with_end"
 PLAIN = np.dtype("<i2")
 
 
@@ -63,7 +65,7 @@ class EntropyEnd(nn.Module):
 
     def __init__(self, activations: CodeModel, gradients: CodeModel) -> None:
         super().__init__()
-        self.activations, self.gradients = activations, gradients
+        self.activations, self.gradients, self.ids = activations, gradients, IdModel(activations.vocabulary)
 
     @property
     def models(self) -> dict[Direction, CodeModel]:
@@ -73,12 +75,14 @@ class EntropyEnd(nn.Module):
         """Learn from the step that all have agreed on."""
         self.activations.commit()
         self.gradients.commit()
+        self.ids.commit()
 
 
 class EntropyExit(EntropyEnd):
     """Turn values into a row of codes."""
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
+        self.ids.see(ids_BT, context)
         return (_Send.apply(stream, ids_BT, context, self),)
 
     def figures(self) -> dict[str, float]:
@@ -95,6 +99,7 @@ class EntropyEntry(EntropyEnd):
         self.layer, self.seed = layer, seed
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
+        self.ids.see(ids_BT, context)
         keys_B = None if self.seed is None else sample_keys(context.samples_B, ROUNDING, self.seed, context.step, self.layer)
         return _Receive.apply(payload[0], ids_BT, context, self, keys_B)
 
@@ -106,10 +111,13 @@ class EntropyEntry(EntropyEnd):
 class Entropy(Codec):
     """Send what a codec in front of it sends, entropy-coded."""
 
-    models: Mapping[Direction, CodeModel] | None = None
-    """Of the end that packs and unpacks with this codec."""
+    exact_ids = False
+    end: EntropyEnd | None = None
+    """The one that packs and unpacks with this codec."""
 
-    def __init__(self, options: CodecOptions, model: ModelConfig, width: int, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, options: CodecOptions, model: ModelConfig, width: int, *, seed: int = 0, compute: torch.dtype = torch.float32
+    ) -> None:
         """Stand behind a codec that sends `width` channels."""
         super().__init__(options, model, seed=seed, compute=compute)
         check_options(options)
@@ -136,7 +144,7 @@ class Entropy(Codec):
     def with_end(self, end: nn.Module) -> Codec:
         assert isinstance(end, EntropyEnd)
         found = copy(self)
-        found.models = end.models
+        found.end = end
         return found
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -145,8 +153,8 @@ class Entropy(Codec):
         return (TensorSpec((count + 1,), CODES, most, most, exact=False, usual=self.aims["forward"].usual / 16),)
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
-        assert self.models is not None, "entropy coding needs what an end has learnt: with_end"
-        coding = self.models[direction].coding()
+        assert self.end is not None, UNBOUND
+        coding = self.end.models[direction].coding()
         row = tensor.detach().cpu().to(torch.int64).numpy()
         number, codes_NK = int(row[0]), row[1:].reshape(-1, self.channels)
         head = number.to_bytes(2, "little", signed=True) + bytes([coding.check])
@@ -155,8 +163,8 @@ class Entropy(Codec):
         return head + (data if len(data) < plain else codes_NK.astype(PLAIN).tobytes())
 
     def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
-        assert self.models is not None, "entropy coding needs what an end has learnt: with_end"
-        coding, view, most = self.models[direction].coding(), memoryview(data), spec.size(direction)
+        assert self.end is not None, UNBOUND
+        coding, view, most = self.end.models[direction].coding(), memoryview(data), spec.size(direction)
         if not HEADER < len(view) <= most:
             raise ValueError(f"payload of {len(view)} bytes where {HEADER + 1} to {most} were declared for {spec.shape} codes")
         number, body = int.from_bytes(view[:2], "little", signed=True), view[HEADER:]
@@ -169,6 +177,18 @@ class Entropy(Codec):
         else:
             codes_NK = entropy.decode(body, (spec.shape[0] - 1) // self.channels, coding.at(number), coding.tables)
         return torch.from_numpy(np.concatenate(([number], codes_NK.ravel()))).to(spec.dtype)
+
+    def pack_ids(self, ids: Tensor) -> bytes:
+        assert self.end is not None, UNBOUND
+        data, plain = encode_ids(ids.cpu().to(torch.int64).numpy(), self.end.ids.table()), raw_bytes(ids)
+        return data if len(data) < len(plain) else plain
+
+    def unpack_ids(self, data: Buffer, spec: TensorSpec) -> Tensor:
+        assert self.end is not None, UNBOUND
+        if len(data) >= spec.forward_bytes:
+            return from_raw_bytes(data, spec)
+        ids = decode_ids(data, math.prod(spec.shape), self.end.ids.table())
+        return torch.from_numpy(ids).to(spec.dtype).view(spec.shape)
 
     def error_bound(self, source: Tensor) -> None:
         """State no bound: a step size that was steered to a rate may be any."""

@@ -29,10 +29,12 @@ LOCAL |= {"link.standby_seconds", "memory.budget", "memory.folder", "data.source
 Paths of data are among them because it is the tokens that all workers compare, by their fingerprint.
 """
 ADJUSTABLE = frozenset({"train.steps", "train.rate", "train.muon_rate", "train.warmup", "train.decay", "pipeline.schedule"})
+ADJUSTABLE |= {"data.everywhere"}
 """Fields that all workers agree on and that a resume may change: they say how to go on, not what was done."""
 RESHAPING = frozenset({"pipeline.stages", "pipeline.split", "pipeline.microbatches"})
 """Fields that are a run's shape: all its workers agree on them, and a resume may change them."""
-LATER = {"model.architecture": "llama"}
+LATER: dict[str, Any] = {"model.architecture": "llama", "data.everywhere": False}
+LATER |= {"codec.entropy": False, "codec.rate": None, "codec.backward_rate": None, "codec.dead_zone": 0.6}
 """Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""
 
 

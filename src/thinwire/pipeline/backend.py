@@ -47,14 +47,14 @@ MESSAGE_BYTES = 2**24
 """Most bytes of a control message; the summary of a run lists a hash per tensor."""
 
 
-def boundary_contract(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, epoch: int = 0) -> Contract:
+def boundary_contract(
+    codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, epoch: int = 0, known_ids: bool = False
+) -> Contract:
     """Derive the link's contract towards the next stage (`downstream`) or the previous one."""
-    flows = {
-        direction: Flow.constant(
-            tuple(form(slot) for slot in slots(codec, batch, context, direction)), microbatches, consecutive=direction == "forward"
-        )
-        for direction in DIRECTIONS
-    }
+    flows = {}
+    for direction in DIRECTIONS:
+        forms = tuple(form(slot) for slot in slots(codec, batch, context, direction, known_ids=known_ids) if not slot.known)
+        flows[direction] = Flow.constant(forms, microbatches, consecutive=direction == "forward")
     contract = Contract(flows["forward"], flows["backward"], epoch, limits={Kind.STEP: MESSAGE_BYTES})
     return contract if downstream else contract.mirrored()
 
@@ -70,22 +70,29 @@ class Port:
         self.meter = Meter()
         self.counting = True
         self.posted: deque[Receipt] = deque()
+        self.ids: Tensor | None = None
         self.begin(0)
 
-    def begin(self, number: int, counting: bool = True) -> None:
-        """Start run `number` of the engine (a step or an evaluation): both ends count the frames of a run alike."""
+    def begin(self, number: int, counting: bool = True, ids: Tensor | None = None) -> None:
+        """Start run `number` of the engine (a step or an evaluation): both ends count the frames of a run alike.
+
+        `ids` are those of all its microbatches where every stage knows them.
+        """
         assert not self.posted, "receives of the run before are still posted"
-        self.number, self.counting, self.sent, self.taken = number, counting, 0, 0
+        self.number, self.counting, self.ids, self.sent, self.taken = number, counting, ids, 0, 0
 
     def send(self, tensor: Tensor) -> None:
         started = time.perf_counter()
         microbatch, index = divmod(self.sent, len(self.outgoing))
         slot = self.outgoing[index]
+        if slot.known:
+            self.sent += 1
+            self._count(slot, 0)
+            return
         data = slot.pack(self.codec, tensor.detach())
         self.sent += 1
         self.meter.encode_seconds += time.perf_counter() - started
-        if self.counting:
-            self._count(slot, len(data))
+        self._count(slot, len(data))
         wanted = form(slot)
         header = Header(
             Kind.DATA,
@@ -93,7 +100,7 @@ class Port:
             epoch=self.link.epoch,
             step=self.number,
             microbatch=microbatch,
-            tensor=index,
+            tensor=index - sum(before.known for before in self.outgoing[:index]),
             basis_version=self.version(),
             dtype=wanted.dtype,
             dims=wanted.dims,
@@ -103,6 +110,8 @@ class Port:
         self.link.send(Frame(header, data))
 
     def _count(self, slot: Slot, size: int) -> None:
+        if not self.counting:
+            return
         if slot.direction == "backward":
             self.meter.backward += size
             return
@@ -117,23 +126,30 @@ class Port:
         return receipt
 
     def take(self) -> Tensor:
-        """Receive the next tensor of the run."""
+        """Receive the next tensor of the run; one that is known is already here."""
+        microbatch, index = divmod(self.taken, len(self.incoming))
+        if self.incoming[index].known:
+            assert self.ids is not None
+            self.taken += 1
+            self._count(self.incoming[index], 0)
+            return self.ids.split(self.incoming[index].spec.shape[0])[microbatch]
         started = time.perf_counter()
         frame = self.link.receive(Channel.BOUNDARY, basis_version=self.version())
         arrived = time.perf_counter()
-        slot = self.incoming[self.taken % len(self.incoming)]
+        slot = self.incoming[index]
         tensor = slot.unpack(self.codec, frame.payload)
         self.taken += 1
-        if self.counting:
-            self._count(slot, len(frame.payload))
+        self._count(slot, len(frame.payload))
         self.meter.wait_seconds += arrived - started
         self.meter.decode_seconds += time.perf_counter() - arrived
         return tensor
 
 
-def boundary_port(link: Link, codec: Codec, batch: int, context: int, *, downstream: bool, version: Callable[[], int]) -> Port:
+def boundary_port(
+    link: Link, codec: Codec, batch: int, context: int, *, downstream: bool, version: Callable[[], int], known_ids: bool = False
+) -> Port:
     """Make the port towards the next stage (`downstream`) or the previous one for microbatches of this form."""
-    forward, backward = (slots(codec, batch, context, direction) for direction in DIRECTIONS)
+    forward, backward = (slots(codec, batch, context, direction, known_ids=known_ids) for direction in DIRECTIONS)
     outgoing, incoming = (forward, backward) if downstream else (backward, forward)
     return Port(link, codec, outgoing, incoming, batch * context, version)
 

@@ -7,6 +7,7 @@ forward, because the sampled id comes back along the chain. The forms of both ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from thinwire.model.block import KVCache
 from thinwire.model.ends import Context
 from thinwire.model.stage import Stage
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port, form
-from thinwire.pipeline.boundary import Slot, ids_spec
+from thinwire.pipeline.boundary import Slot, ids_slot, ids_spec
 from thinwire.pipeline.inprocess import ends_between
 from thinwire.pipeline.meter import Meter
 
@@ -36,7 +37,7 @@ Choose = Callable[[Tensor], int]
 
 def forward_slots(codec: Codec, time: int) -> tuple[Slot, ...]:
     """List what crosses a boundary for so many tokens: prompt tokens bring their ids."""
-    ids = (Slot(ids_spec(1, time - 1, codec.model.vocabulary), None, "forward"),) if time > 1 else ()
+    ids = (ids_slot(codec, 1, time - 1),) if time > 1 else ()
     return (*ids, *(Slot(spec, index, "forward") for index, spec in enumerate(codec.spec(1, time).tensors)))
 
 
@@ -91,8 +92,7 @@ class Writer:
     def __init__(self, stages: list[Stage], codec: Codec, step: int, dtype: Dtype) -> None:
         self.readers = [Reader(stage, step, dtype) for stage in stages]
         self.boundaries = [
-            tuple(map(codec.at(before.plan.layers.stop).with_end, ends_between(before, behind)))
-            for before, behind in zip(stages, stages[1:], strict=False)
+            tuple(map(codec.at(before.plan.layers.stop).with_end, ends_between(before, behind))) for before, behind in pairwise(stages)
         ]
         """The codec of each boundary as its sender and as its receiver use it."""
         self.meters = [Meter() for _ in self.boundaries]

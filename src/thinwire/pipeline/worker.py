@@ -63,7 +63,8 @@ class WorkerPipeline:
     def contract(self, side: int, epoch: int = 0) -> Contract:
         """Say what the link to the neighbour before (-1) or behind (1) the stage may carry in an epoch."""
         microbatches, context = self.config.pipeline.microbatches, self.config.model.context
-        return boundary_contract(self.cuts[side], self.microbatch, context, microbatches, downstream=side > 0, epoch=epoch)
+        form = self.cuts[side], self.microbatch, context, microbatches
+        return boundary_contract(*form, downstream=side > 0, epoch=epoch, known_ids=self.config.data.everywhere)
 
     def open(self, links: Links, group: Control, timing: Outcome | None = None, report: Report = lambda event: None) -> None:
         """Join the other stages over the opened links of an epoch: share basis and parameters, and agree on the schedule.
@@ -74,8 +75,11 @@ class WorkerPipeline:
         index, form = stage.plan.index, (self.microbatch, self.config.model.context)
         self.links, self.group = links, group
         ends = {side: self.cuts[side].with_end(end) for side, end in ((-1, stage.entry), (1, stage.exit)) if end is not None}
+        known_ids = self.config.data.everywhere
         self.ports = {
-            index + side: boundary_port(link, ends[side], *form, downstream=side > 0, version=lambda: stage.stream.version)
+            index + side: boundary_port(
+                link, ends[side], *form, downstream=side > 0, version=lambda: stage.stream.version, known_ids=known_ids
+            )
             for side, link in ((-1, links.left), (1, links.right))
             if link is not None
         }
@@ -137,19 +141,21 @@ class WorkerPipeline:
         turn = max(self.engine.measure(), transmission)
         return Outcome(START, None, 0.0, turn_seconds=turn, delay_seconds=latency + transmission)
 
-    def _begin(self, counting: bool) -> None:
+    def _begin(self, counting: bool, batch_BT1: Tensor | None) -> Tensor | None:
+        """Begin a run of the engine; return what it takes from here: the batch, on the first stage."""
         for port in self.ports.values():
-            port.begin(self.runs, counting)
+            port.begin(self.runs, counting, batch_BT1)
         self.runs += 1
+        return batch_BT1 if self.stages[0].plan.first else None
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
         for link in self.links.everyone():
             if link.error is not None:  # one that this step may not need: whoever was replaced there must not wait until one does
                 raise link.error
-        self._begin(counting=True)
+        own = self._begin(True, batch_BT1)
         self._forget_waits()
-        return self.engine.step(batch_BT1, step, first_sample)
+        return self.engine.step(own, step, first_sample)
 
     def _forget_waits(self) -> None:
         """Begin to count anew: what start-up or a validation has sent and waited for is not the next step's."""
@@ -165,8 +171,7 @@ class WorkerPipeline:
         total, size = 0.0, self.config.replica_batch
         for start in range(0, rows, size):
             part = None if batch_BT1 is None else _filled(batch_BT1[start : start + size], size)
-            self._begin(counting=False)
-            losses = self.engine.evaluate(part, step, start)
+            losses = self.engine.evaluate(self._begin(False, part), step, start)
             used = min(size, rows - start) // self.microbatch
             total += sum(losses[:used])
         return total * self.microbatch / rows if self.stages[0].plan.last else None
