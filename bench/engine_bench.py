@@ -34,7 +34,7 @@ from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster, read_roster, write_roster
 from thinwire.model.cut import StagePlan
 from thinwire.model.stage import PLAIN
-from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, close_group, open_group
+from thinwire.pipeline.backend import Port, boundary_form, boundary_port, close_group, open_group
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.schedule import depths
 from thinwire.pipeline.static_stage import static_stage
@@ -155,14 +155,11 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     folder = File(order.folder)
     places, endpoint = Places(read_roster(folder / "roster.toml")), Endpoint(load_identity(folder / f"stage-{order.stage}"))
     mine = neighbours.Neighbours(config, places, endpoint, WorkerId(0, order.stage), side)
-    contracts = {
-        worker_id: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0)
-        for towards, worker_id in mine.sides.items()
-    }
-    links = mine.open(contracts)
+    forms = {towards: boundary_form(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0) for towards in mine.sides}
+    links = mine.open({worker_id: forms[towards].contract for towards, worker_id in mine.sides.items()})
     for towards, link in ((-1, links.left), (1, links.right)):
         if link is not None:
-            ports[order.stage + towards] = boundary_port(link, codec, 1, CONTEXT, downstream=towards > 0, version=lambda: 0)
+            ports[order.stage + towards] = boundary_port(link, codec, forms[towards], version=lambda: 0)
     meter = next(iter(ports.values())).link.meter
     facts = {"congestion": next(iter(ports.values())).link.congestion, "opened": meter.snapshot()}
     engine = Engine(stage, codec, open_group(order.stage, order.stages, ports), 1, order.microbatches)

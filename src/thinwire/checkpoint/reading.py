@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from thinwire.checkpoint.fitting import refuse_misfit, refuse_state
-from thinwire.checkpoint.layout import Position, is_undamaged
+from thinwire.checkpoint.layout import Position
 from thinwire.checkpoint.manifest import (
     EXCHANGE,
     OPTIMIZER,
@@ -28,6 +28,7 @@ from thinwire.checkpoint.manifest import (
     shape_of,
     tensors_path,
 )
+from thinwire.checkpoint.survey import is_undamaged
 from thinwire.model.names import boundary_of
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer

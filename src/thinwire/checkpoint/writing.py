@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from thinwire.checkpoint.hashes import file_sha256
-from thinwire.checkpoint.layout import Position, checkpoint_folder, parts_of, steps
+from thinwire.checkpoint.layout import Position, checkpoint_folder, steps
 from thinwire.checkpoint.manifest import EXCHANGE, FORMAT, OPTIMIZER, encode_manifest, manifest_path, tensors_path, whole_manifest
 from thinwire.checkpoint.safetensors import Piece, write_file
+from thinwire.checkpoint.survey import parts_of, survey_of
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
-from thinwire.util.checkpoint_name import age, step_of
+from thinwire.util.checkpoint_name import age, newer_in, step_of
 from thinwire.util.files import matching, sync, write_atomic
 
 KEEP = 2
@@ -203,27 +204,24 @@ def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path 
     Parts of one step from both trainings would look as if they belonged together. `place` is where that step stands in the present stretch
     of the run; another stretch has its turn when it is gone on with. `restored` is where that step was read, None for the beginning.
     """
-    own, copies = (
-        [folder for folder in steps(run, home) if step_of(folder) > step_of(place) and age(folder)[1:] == age(place)[1:]]
-        for home in ("checkpoints", "copies")
-    )
-    said = [restored] if own and restored is not None else []
-    for folder in said:
+    own, copies = newer_in(run / "checkpoints", place), newer_in(run / "copies", place)
+    unsaid = restored if own else None
+    if unsaid is not None:
         with suppress(OSError):  # a full disk has room once they are gone
-            vouch(folder)
+            vouch(unsaid)
+            unsaid = None
     for folder, each in [*((folder, index) for folder in own for index in indices), *((folder, None) for folder in copies)]:
         try:
             remove_parts(folder, [each])
         except OSError:
             if matching(folder, f"stage-{'*' if each is None else each}.json"):  # without a manifest the rest is no part
                 raise
-    for folder in said:
-        vouch(folder)
+    if unsaid is not None:
+        vouch(unsaid)
 
 
 def vouch(folder: Path) -> None:
     """Write into a checkpoint that every worker has it: newer parts, which said so, are about to go."""
-    for path in matching(folder, "stage-*.json"):
-        part = whole_manifest(folder, int(path.stem.removeprefix("stage-"))) if path.stem.removeprefix("stage-").isdecimal() else None
-        if part is not None and part.get("everyone", part["step"]) < part["step"]:
-            write_atomic(path, encode_manifest({**part, "everyone": part["step"]}))
+    for index, part in survey_of([folder]).parts[folder].items():
+        if part.get("everyone", part["step"]) < part["step"]:
+            write_atomic(manifest_path(folder, index), encode_manifest({**part, "everyone": part["step"]}))

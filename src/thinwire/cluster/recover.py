@@ -31,8 +31,7 @@ from thinwire.link.errors import Abort, Interrupted, LinkError, Stopping
 from thinwire.metrics.news import Report, ignore
 from thinwire.metrics.track import Tracker
 from thinwire.pipeline.backend import close_group
-from thinwire.pipeline.outcome import Outcome
-from thinwire.pipeline.worker import UNKNOWN
+from thinwire.pipeline.worker import UNKNOWN, Known
 from thinwire.run.agree import Start, agree
 from thinwire.run.stop import Stop
 from thinwire.run.trainer import Trainer
@@ -55,8 +54,8 @@ class Recovery:
     copies: bool
     """Whether neighbours keep each other's checkpoints."""
     start: Start
-    timing: Outcome | None
-    """What the schedule was made from."""
+    known: Known | None
+    """What the epoch before found out."""
     epoch: int = 0
     step: int = 0
     """Steps committed when the last epoch ended."""
@@ -89,7 +88,15 @@ def train_stage(
         neighbours.listener, neighbours.others = server.listener, server.clients
     neighbours.report = report
     recovery = Recovery(
-        member, run, neighbours, trackers, stop, report, copies, Start(resume=resume, recovering=replacing), UNKNOWN if replacing else None
+        member,
+        run,
+        neighbours,
+        trackers,
+        stop,
+        report,
+        copies,
+        Start(resume=resume, recovering=replacing),
+        Known(UNKNOWN) if replacing else None,
     )
     watch, watchdog = Watch(neighbours, config), Watchdog(neighbours, stop, config.train.stuck_seconds, stuck)
     observer = Observer(neighbours, config.link.reconnect_seconds, report if copies else ignore)
@@ -131,7 +138,7 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
     try:
         with recovery.stop.abandoning(neighbours.interrupt):
             copies = recovery.run if recovery.copies else None
-            opened = open_stage(config, neighbours, epoch=recovery.epoch, timing=recovery.timing, copies=copies)
+            opened = open_stage(config, neighbours, epoch=recovery.epoch, known=recovery.known, copies=copies)
             trainer = make_ready(recovery, opened)
         working, compute = trainer, opened.compute
         watchdog.follow(lambda: (working.doing, working.position.step, compute.runs), compute.timing.turn_seconds)
@@ -151,7 +158,7 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
 def make_ready(recovery: Recovery, opened: Opened) -> Trainer:
     """Agree with all others on where the run goes on; return what trains from there."""
     member = recovery.member
-    recovery.timing = opened.compute.timing
+    recovery.known = opened.compute.known
     if recovery.start.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
         member.places.keep()
     trainer = Trainer(

@@ -29,6 +29,12 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted((each for each in folder.glob("step-*") if NAME.fullmatch(each.name)), key=age)
 
 
+def newer_in(folder: Path, place: Path) -> list[Path]:
+    """List the checkpoints in a folder that are of later steps than `place`, in the same stretch of the run."""
+    step, *stretch = age(place)
+    return [each for each in checkpoints_in(folder) if age(each)[0] > step and [*age(each)[1:]] == stretch]
+
+
 def step_of(folder: Path | str) -> int:
     """Return the step of a checkpoint, of its folder or its name; -1 for any other."""
     return age(folder)[0]
