@@ -55,18 +55,23 @@ class Survey:
 
 def survey(run: Path, *, copies: bool = False) -> Survey:
     """Read what a run folder holds."""
-    return survey_of(checkpoints_in(run / "checkpoints"), copies=copies)
+    folders = checkpoints_in(run / "checkpoints")
+    return surveyed(folders, read_matching([*folders, *(map(copies_of, folders) if copies else ())], "stage-*.json", LONGEST))
 
 
-def survey_of(folders: Sequence[Path], *, copies: bool = False) -> Survey:
-    """Read what some checkpoints hold."""
-    homes = {folder: [folder, copies_of(folder)] if copies else [folder] for folder in folders}
-    texts = read_matching([home for several in homes.values() for home in several], "stage-*.json", LONGEST)
+def survey_of(folder: Path, *, copies: bool = False) -> Manifests:
+    """Read what one checkpoint holds."""
+    texts = read_matching([folder, *([copies_of(folder)] if copies else [])], "stage-*.json", LONGEST)
+    return surveyed([folder], texts).parts[folder]
+
+
+def surveyed(folders: Sequence[Path], texts: dict[Path, dict[Path, bytes | None]]) -> Survey:
+    """Judge the manifests of some checkpoints by what was read of them, and of their copies if these were read too."""
     parts: dict[Path, Manifests] = {}
-    for folder, several in homes.items():
+    for folder in folders:
         found: dict[int, Path] = {}
-        for home in several:  # a part of this run's own goes before a copy, even if it is damaged
-            for path in texts[home]:
+        for home in (folder, copies_of(folder)):  # a part of this run's own goes before a copy, even if it is damaged
+            for path in texts.get(home, ()):
                 if match := PART_NAME.fullmatch(path.name):
                     found.setdefault(int(match[1]), path)
         read = {index: vouched_manifest(path, index, texts[path.parent][path]) for index, path in sorted(found.items())}
@@ -82,7 +87,7 @@ def all_parts(found: Manifests) -> list[dict[str, Any]] | None:
 
 def parts_of(folder: Path, *, copies: bool = False) -> list[dict[str, Any]] | None:
     """Return the manifests of all parts of a checkpoint if all are here and whole, in whatever shape."""
-    return all_parts(survey_of([folder], copies=copies).parts[folder])
+    return all_parts(survey_of(folder, copies=copies))
 
 
 def is_undamaged(folder: Path, manifest: dict[str, Any]) -> bool:

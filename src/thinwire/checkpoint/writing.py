@@ -222,6 +222,7 @@ def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path 
 
 def vouch(folder: Path) -> None:
     """Write into a checkpoint that every worker has it: newer parts, which said so, are about to go."""
-    for index, part in survey_of([folder]).parts[folder].items():
-        if part.get("everyone", part["step"]) < part["step"]:
-            write_atomic(manifest_path(folder, index), encode_manifest({**part, "everyone": part["step"]}))
+    silent = {index: part for index, part in survey_of(folder).items() if part.get("everyone", part["step"]) < part["step"]}
+    texts = {manifest_path(folder, index): encode_manifest({**part, "everyone": part["step"]}) for index, part in silent.items()}
+    for path, text in texts.items():
+        write_atomic(path, text)

@@ -40,8 +40,10 @@ def open_stage(
     """
     worker = neighbours.worker_id
     compute = WorkerPipeline(config, worker.stage, choose_device(config.device), known)
-    contracts = {beside: compute.contract(side, epoch) for side, beside in neighbours.sides.items()}
-    links = neighbours.open(contracts | dict.fromkeys(neighbours.copies.values(), exchange_contract(epoch)))
+    contracts = {beside: compute.boundaries[side].contract for side, beside in neighbours.sides.items()}
+    if neighbours.copies:
+        contracts |= dict.fromkeys(neighbours.copies.values(), exchange_contract())
+    links = neighbours.open(contracts, epoch)
     (stage,) = compute.stages
     parameters = sum(parameter.numel() for parameter in stage.parameters())
     group = join_group(config, worker, links, neighbours.interrupt, parameters)

@@ -140,8 +140,8 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
             copies = recovery.run if recovery.copies else None
             opened = open_stage(config, neighbours, epoch=recovery.epoch, known=recovery.known, copies=copies)
             trainer = make_ready(recovery, opened)
-        working, compute = trainer, opened.compute
-        watchdog.follow(lambda: (working.doing, working.position.step, compute.runs), compute.timing.turn_seconds)
+            working, compute = trainer, opened.compute
+            watchdog.follow(lambda: (working.doing, working.position.step, compute.runs), compute.timing.turn_seconds)
         return trainer.run()
     except (Interrupted, Stopping) as error:
         let_go(neighbours, opened, error)
@@ -158,7 +158,7 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
 def make_ready(recovery: Recovery, opened: Opened) -> Trainer:
     """Agree with all others on where the run goes on; return what trains from there."""
     member = recovery.member
-    recovery.known = opened.compute.known
+    recovery.known = Known(opened.compute.timing, opened.compute.boundaries)
     if recovery.start.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
         member.places.keep()
     trainer = Trainer(

@@ -19,8 +19,8 @@ from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.ends import Context, Measuring, Shared, StageCodec
 from thinwire.model.initial import EMBEDDING_STD, draw_normal
 from thinwire.model.names import EMBEDDING, HEAD, split_block_name
+from thinwire.model.noise import key
 from thinwire.model.stream import Stream
-from thinwire.util.noise import key
 
 
 class Runner:

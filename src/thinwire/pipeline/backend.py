@@ -53,6 +53,8 @@ class BoundaryForm:
 
     outgoing: tuple[Slot, ...]
     incoming: tuple[Slot, ...]
+    payload: tuple[TensorSpec, ...]
+    """What crosses besides the ids."""
     tokens: int
     contract: Contract
     """What the link may carry, in epoch 0."""
@@ -65,9 +67,10 @@ def boundary_form(codec: Codec, batch: int, context: int, microbatches: int, *, 
         Flow.constant(tuple(map(form, each[direction])), microbatches, consecutive=direction == "forward") for direction in DIRECTIONS
     )
     contract = Contract(forward, backward, limits={Kind.STEP: MESSAGE_BYTES})
+    payload = tuple(slot.spec for slot in each["backward"])
     if downstream:
-        return BoundaryForm(each["forward"], each["backward"], batch * context, contract)
-    return BoundaryForm(each["backward"], each["forward"], batch * context, contract.mirrored())
+        return BoundaryForm(each["forward"], each["backward"], payload, batch * context, contract)
+    return BoundaryForm(each["backward"], each["forward"], payload, batch * context, contract.mirrored())
 
 
 class Port:

@@ -113,9 +113,10 @@ class Control:
             refuse(self._above or self.right, ProtocolError("workers", dict(sizes), "as many of each replica, in order"))
         if self.workers not in (None, len(everyone["workers"])):
             refuse(self._above or self.right, ProtocolError("workers", len(everyone["workers"]), self.workers))
+        said = [part for _, part in everyone["workers"]]
         for link in self._below:
             self.send(link, everyone)
-        return [part for _, part in everyone["workers"]]
+        return said
 
     def _workers(self, link: Link, form: Form) -> list[Any]:
         """Receive what workers say of themselves, each with its replica."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from thinwire.bits.raw import TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config.sections import RunConfig
-from thinwire.link.contract import Contract
 from thinwire.link.link import Link
 from thinwire.link.probe import probe
 from thinwire.model.cut import cut_layers
@@ -77,15 +76,6 @@ class WorkerPipeline:
         sides = [side for side, missing in ((-1, plan.first), (1, plan.last)) if not missing]
         return {side: boundary_form(self.cuts[side], self.microbatch, context, microbatches, downstream=side > 0) for side in sides}
 
-    def contract(self, side: int, epoch: int = 0) -> Contract:
-        """Say what the link to the neighbour before (-1) or behind (1) the stage may carry in an epoch."""
-        return replace(self.boundaries[side].contract, epoch=epoch)
-
-    @property
-    def known(self) -> Known:
-        """Return what the next epoch may use."""
-        return Known(self.timing, self.boundaries)
-
     def open(self, links: Links, group: Control, report: Report = lambda event: None) -> None:
         """Join the other stages over the opened links of an epoch: share basis and parameters, and agree on the schedule.
 
@@ -103,7 +93,8 @@ class WorkerPipeline:
         self._share_basis(stage)
         self._share_copies(stage)
         processes = open_group(index, stage.plan.count, self.ports)
-        self.engine = Engine(stage, self.codec, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
+        payloads = {side: form.payload for side, form in self.boundaries.items()}
+        self.engine = Engine(stage, payloads, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
         self._schedule(links.right, report)
 
     def _share_basis(self, stage: Stage) -> None:

@@ -68,7 +68,9 @@ class Training:
         self.optimizers = [StageOptimizer(stage, config.train) for stage in compute.stages]
         self.replicated = self.optimizers if config.replicas.count > 1 else []
         """The optimizer of the one stage that has copies in other replicas."""
-        trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
+        trained: dict[str, Tensor] = {}
+        for optimizer in self.optimizers:
+            trained |= optimizer.named
         self.exchange = exchange.make_exchange(config, group.peers, trained)
         first, last = compute.stages[0].plan, compute.stages[-1].plan
         self.has_first = first.first
