@@ -15,6 +15,7 @@ from thinwire.link.identity import Identity
 from thinwire.link.peer import WorkerId
 from thinwire.link.roster import Roster
 from thinwire.util.files import write_atomic
+from thinwire.util.runtime import REAL, Runtime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class Membership:
     incarnation: int | None = None
     """The number of this process that a supervisor gave it; unset: from the clock."""
 
+    runtime: Runtime = REAL
+    """The clock and the threads of this worker."""
+
     def neighbours(self, purpose: str, folder: Path | None = None) -> Neighbours:
         """Return the links to make, checked; workers that meet for another purpose refuse each other.
 
@@ -50,7 +54,8 @@ class Membership:
             )
         run = f"{purpose}-{run_name(self.roster)}"
         number = self.incarnation or incarnation(folder, self.stage)
-        return Neighbours(self.roster, Endpoint(self.identity), worker_id, run, incarnation=number, listen=self.listen, held=self.held)
+        endpoint = Endpoint(self.identity, self.runtime)
+        return Neighbours(self.roster, endpoint, worker_id, run, incarnation=number, listen=self.listen, held=self.held)
 
 
 def run_name(roster: Roster) -> str:

@@ -7,7 +7,6 @@ same one. A worker whose own place a standby has taken, because the others had l
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 from thinwire.cluster.neighbours import Neighbours
@@ -48,7 +47,8 @@ class Watch:
         listed = self.me.id if self.me else neighbours.worker_id
         self.client = StandbyClient(neighbours.roster, neighbours.endpoint, listed, config)
         self.limit = config.link.standby_seconds
-        self.lock, self.runtime = threading.Lock(), neighbours.endpoint.runtime
+        self.runtime = neighbours.endpoint.runtime
+        self.lock = self.runtime.lock()
         self.found: dict[WorkerId, Worker] = {}
         """Standbys whose places are still to be theirs in the roster, in the next epoch."""
         self.given: set[WorkerId] = set()
