@@ -1,4 +1,7 @@
-"""What another package adds by one file and one entry point, a codec or an exchange: it is found, listed, trains, and obeys the laws."""
+"""What another package adds by one file and one entry point: a codec, an exchange, a tracker. Found, listed, used, and obeying the laws.
+
+An architecture from elsewhere is in tests/model/test_outside.py, a transport in tests/link/test_outside.py.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,24 @@ class Majority(Exchange):
             gradient.copy_(part.view(gradient.shape))
 '''
 
+TABLE = '''
+from thinwire.metrics.track import Tracker
+
+
+class Table(Tracker):
+    """Write the loss of each step as a line of a table."""
+
+    def __init__(self, run, config, *, resume):
+        self.file = (run / "losses.csv").open("a" if resume else "w")
+
+    def log(self, step, values):
+        if "loss" in values:
+            self.file.write(f"{step},{values['loss']:.6f}\\n")
+
+    def close(self):
+        self.file.close()
+'''
+
 
 def put(folder: Path, module: str, code: str, group: str, entry: str) -> None:
     """Put a package of one file into a folder, as an installer would."""
@@ -77,6 +98,11 @@ def install(folder: Path) -> None:
 def install_exchange(folder: Path) -> None:
     """Install an exchange."""
     put(folder, "majority_exchange", MAJORITY, "thinwire.exchanges", "majority = majority_exchange:Majority")
+
+
+def install_tracker(folder: Path) -> None:
+    """Install a tracker."""
+    put(folder, "table_tracker", TABLE, "thinwire.trackers", "table = table_tracker:Table")
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -108,6 +134,21 @@ def test_an_exchange_from_elsewhere_trains_in_workers_and_resumes(config, tmp_pa
     stages = len(summary["weights_sha256"]) // 2
     assert summary["weights_sha256"][:stages] == summary["weights_sha256"][stages:]
     assert 0 < summary["bytes_per_step"]["exchange"] < 2 * summary["trainable_parameters"] / 8 + 2 * stages
+
+
+@pytest.mark.parametrize("mode", ["workers", "inprocess"])
+def test_a_tracker_from_elsewhere_sees_every_step(config, tmp_path, mode):
+    install_tracker(tmp_path)
+    words = ["--config", config, "--run", str(tmp_path / "run"), "--pipeline.mode", mode, "--track", "table"]
+    for more in ([], ["--resume", "--train.steps", "8"]):
+        result = run(tmp_path, "thinwire", "train", *words, *more)
+        assert result.returncode == 0, result.stderr
+    lines = [line.split(",") for line in (tmp_path / "run" / "losses.csv").read_text().splitlines()]
+    metrics = [json.loads(line) for line in min((tmp_path / "run" / "metrics").iterdir()).read_text().splitlines()]
+    assert [(int(step), float(loss)) for step, loss in lines] == [(row["step"], round(row["loss"], 6)) for row in metrics]
+    assert len(lines) == 8
+    refused = run(tmp_path, "thinwire", "train", *words, "--track", "tabel")
+    assert refused.returncode == 2 and "choose from table, tensorboard, trackio" in refused.stderr
 
 
 @pytest.mark.parametrize(
