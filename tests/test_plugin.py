@@ -1,5 +1,6 @@
 """What another package adds by one file and one entry point: a codec, an exchange, a tracker. Found, listed, used, and obeying the laws.
 
+The code is that of docs/writing_a_codec.md and docs/extending.md.
 An architecture from elsewhere is in tests/model/test_outside.py, a transport in tests/link/test_outside.py.
 """
 
@@ -16,65 +17,7 @@ import pytest
 
 from patience import HANG
 
-PAGE = Path(__file__).parents[1] / "docs" / "writing_a_codec.md"
-
-
-MAJORITY = '''
-from dataclasses import dataclass
-
-import numpy as np
-import torch
-
-from thinwire.replicas.exchange import Exchange, ExchangeOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class MajorityOptions(ExchangeOptions):
-    """How far a vote goes."""
-
-    size: float = 0.01
-    """What the sign of a gradient counts."""
-
-    def check(self, config):
-        if self.size <= 0:
-            raise ValueError(f"exchange.size is {self.size}; choose one above 0, such as 0.01")
-
-
-class Majority(Exchange):
-    """Go where most replicas want to: one bit per value (signSGD with majority vote, arXiv 1810.05291)."""
-
-    Options = MajorityOptions
-
-    def talks_before(self, step):
-        return True
-
-    @torch.no_grad()
-    def gradients(self, named, step):
-        wanted = torch.cat([gradient.flatten() for gradient in named.values()]) > 0
-        votes = self.peers.gather(np.packbits(wanted.numpy()).tobytes())
-        ayes = sum(np.unpackbits(np.frombuffer(vote, np.uint8), count=len(wanted)).astype(np.int64) for vote in votes)
-        signs = torch.from_numpy(np.sign(2 * ayes - self.peers.count)) * self.options.size
-        for gradient, part in zip(named.values(), signs.split([tensor.numel() for tensor in named.values()])):
-            gradient.copy_(part.view(gradient.shape))
-'''
-
-TABLE = '''
-from thinwire.metrics.track import Tracker
-
-
-class Table(Tracker):
-    """Write the loss of each step as a line of a table."""
-
-    def __init__(self, run, config, *, resume):
-        self.file = (run / "losses.csv").open("a" if resume else "w")
-
-    def log(self, step, values):
-        if "loss" in values:
-            self.file.write(f"{step},{values['loss']:.6f}\\n")
-
-    def close(self):
-        self.file.close()
-'''
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def put(folder: Path, module: str, code: str, group: str, entry: str) -> None:
@@ -86,23 +29,35 @@ def put(folder: Path, module: str, code: str, group: str, entry: str) -> None:
     (facts / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
 
 
+def code_of(page: str, module: str) -> str:
+    """Return the block of a page that says that it is this module."""
+    (code,) = re.findall(rf"```python\n(# {module}\.py\n.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return code
+
+
 def install(folder: Path) -> None:
-    """Install the page's codec."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    """Install the codec of writing_a_codec.md."""
+    code = code_of("writing_a_codec.md", "grouped_codec")
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 30, f"{len(lines)} lines"
-    (entry,) = re.findall(r"^grouped = \"(.*)\"$", PAGE.read_text(), re.MULTILINE)
-    put(folder, "grouped_codec", code, "thinwire.codecs", f"grouped = {entry}")
+    put(folder, "grouped_codec", code, "thinwire.codecs", entry_of("writing_a_codec.md", "grouped"))
+
+
+def entry_of(page: str, name: str) -> str:
+    """Return the entry point of a page's example, as an installer writes it."""
+    (place,) = re.findall(rf"^{name} = \"(.*)\"$", (DOCS / page).read_text(), re.MULTILINE)
+    return f"{name} = {place}"
 
 
 def install_exchange(folder: Path) -> None:
-    """Install an exchange."""
-    put(folder, "majority_exchange", MAJORITY, "thinwire.exchanges", "majority = majority_exchange:Majority")
+    """Install the exchange of extending.md."""
+    code = code_of("extending.md", "majority_exchange")
+    put(folder, "majority_exchange", code, "thinwire.exchanges", entry_of("extending.md", "majority"))
 
 
 def install_tracker(folder: Path) -> None:
-    """Install a tracker."""
-    put(folder, "table_tracker", TABLE, "thinwire.trackers", "table = table_tracker:Table")
+    """Install the tracker of extending.md."""
+    put(folder, "table_tracker", code_of("extending.md", "table_tracker"), "thinwire.trackers", "table = table_tracker:Table")
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
