@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.link.identity import certificate_of, written_anew
-from thinwire.link.peer import STANDBYS, Worker, WorkerId, split_address
+from thinwire.link.peer import STANDBYS, Worker, WorkerId, check_address
 from thinwire.util.files import atomic_file, read_small
 from thinwire.util.shown import shown
 
@@ -65,7 +65,7 @@ class Roster:
             if worker.address is None and worker_id.replica == STANDBYS:
                 raise ValueError(f'{worker_id} has no address, so nobody could ask it to take a place; give it an address = "host:port"')
             if worker.address is not None:
-                split_address(worker.address)
+                check_address(worker.address)
                 if worker.address in addresses:
                     raise ValueError(f"{worker_id} and {addresses[worker.address]} have the same address {worker.address}; change one")
                 addresses[worker.address] = worker_id
