@@ -51,12 +51,10 @@ def agree_on_last(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
 
     A step is committed only when every stage has its gradients of it, so whoever is behind can follow.
     """
-    neighbours.stopping = False
-    neighbours.run = f"end of {neighbours.run}"  # whoever still trains is not to be met here
+    neighbours.end_run()
     empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
     config, worker_id = trainer.config, neighbours.worker_id
-    worker_ids = [*worker_id.sides(config.pipeline.stages).values(), *neighbours.joined(config).values()]
-    links = neighbours.open(config, dict.fromkeys(worker_ids, empty), AGREE_SECONDS)
+    links = neighbours.open(dict.fromkeys((*neighbours.sides.values(), *neighbours.copies.values()), empty), AGREE_SECONDS)
     mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}
     everyone = join_group(config, worker_id, links, neighbours.interrupt).gather(mine, forms.LAST)
     if not trainer.exchange.talks_before(trainer.position.step):  # what other replicas have committed is of other gradients

@@ -54,17 +54,19 @@ def open_stage(
     `timing` is what the schedule was made from in the epoch before; `copies` the run folder, where neighbours keep each other's
     checkpoints; `make` what computes the stage.
     """
-    worker, stages = neighbours.worker_id, config.pipeline.stages
+    worker = neighbours.worker_id
     compute = make(config, worker.stage, choose_device(config.device))
-    contracts = {beside: compute.contract(side, epoch) for side, beside in worker.sides(stages).items()}
-    links = neighbours.open(config, contracts | dict.fromkeys(neighbours.joined(config).values(), exchange_contract(epoch)))
+    contracts = {beside: compute.contract(side, epoch) for side, beside in neighbours.sides.items()}
+    links = neighbours.open(contracts | dict.fromkeys(neighbours.copies.values(), exchange_contract(epoch)))
     (stage,) = compute.stages
     parameters = sum(parameter.numel() for parameter in stage.parameters())
     group = join_group(config, worker, links, neighbours.interrupt, parameters)
     compute.open(links, group, timing, neighbours.report)
     backups = None
     if copies is not None:
-        backups = Copies(copies, worker.stage, stages, links, largest_part(stage, parameters), group, neighbours.endpoint.runtime)
+        backups = Copies(
+            copies, worker.stage, config.pipeline.stages, links, largest_part(stage, parameters), group, neighbours.endpoint.runtime
+        )
         backups.open()
     return Opened(compute, group, backups)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thinwire.cluster.ending import end_together, kept_step
-from thinwire.cluster.membership import Membership, remember
+from thinwire.cluster.membership import Membership
 from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.observe import Observer
 from thinwire.cluster.opening import Make, Opened, open_stage
@@ -87,14 +87,14 @@ def train_stage(
     standby that has taken this place goes on to answer. `make`: what computes the stage. `data`: opened already, where this is a first
     stage.
     """
-    config, stop, neighbours = member.config, stop or Stop(), member.neighbours("train", run)
+    config, stop, neighbours = member.config, stop or Stop(), member.neighbours("train")
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
     if server is not None:
         neighbours.listener, neighbours.others = server.listener, server.clients
     neighbours.report = report
     start = Start(resume=resume, recovering=replacing, data=data)
     recovery = Recovery(member, run, neighbours, trackers, stop, report, copies, start, UNKNOWN if replacing else None, make)
-    watch, watchdog = Watch(neighbours, config, run), Watchdog(neighbours, stop, config.train.stuck_seconds, stuck)
+    watch, watchdog = Watch(neighbours, config), Watchdog(neighbours, stop, config.train.stuck_seconds, stuck)
     observer = Observer(neighbours, config.link.reconnect_seconds, report if copies else ignore)
     with looking_after(neighbours, watch, observer), stop.listening(), watchdog:
         watch.start()
@@ -153,13 +153,13 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
 
 def make_ready(recovery: Recovery, opened: Opened) -> Trainer:
     """Agree with all others on where the run goes on; return what trains from there."""
-    member, run, neighbours = recovery.member, recovery.run, recovery.neighbours
+    member = recovery.member
     recovery.timing = opened.compute.timing
     if recovery.start.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
-        remember(run, member.stage, neighbours.incarnation)
+        member.places.keep()
     trainer = Trainer(
         member.config,
-        run,
+        recovery.run,
         opened.compute,
         opened.group,
         backups=opened.backups,
@@ -169,7 +169,7 @@ def make_ready(recovery: Recovery, opened: Opened) -> Trainer:
         runtime=member.runtime,
     )
     agree(trainer, recovery.start)
-    remember(run, member.stage, neighbours.incarnation)
+    member.places.keep()
     begun, again = trainer.position.step, max(0, recovery.step - trainer.position.step)
     recovered = {"restored": begun, "epoch": recovery.epoch, "again": again}
     recovery.report(recovered if recovery.start.recovering else {"begun": begun})
