@@ -1,6 +1,6 @@
-"""Snapshots beside the training: `save` copies the tensors and returns, a thread of its own writes them.
+"""Snapshots beside the training: `save` copies the tensors and returns, a thread of its own writes them and deletes old ones.
 
-A thread lives only while there is something to write, and is no daemon: the interpreter waits for it at exit, so no write is lost and
+A thread lives only while there is something to do, and is no daemon: the interpreter waits for it at exit, so no write is lost and
 none is waited for in vain. A full or broken disk does not stop the training: `problem` says what is wrong, and the next snapshot
 tries again. Nothing is deleted before `confirm` has said that every worker has a newer one.
 """
@@ -47,6 +47,8 @@ class Saver:
         """Newest step of which every worker is known to have a checkpoint; each one says so in its manifest."""
         self._runtime, self._state = runtime, runtime.condition()
         self._waiting: Snapshot | None = None
+        self._confirmed: tuple[Position, Collection[int]] | None = None
+        """A position that every worker has and the steps to spare, until what is older has been deleted."""
         self._thread: Thread | None = None
         self._last_thread: Thread | None = None
         self._newest: int | None = None
@@ -98,9 +100,7 @@ class Saver:
         ]
         with self._state:
             self._waiting = Snapshot(position, parts)
-            if self._thread is None:
-                self._thread = self._last_thread = self._runtime.thread("thinwire-saver", self._write_waiting, daemon=False)
-                self._thread.start()
+            self._start()
             if at_once:
                 self._state.wait_for(lambda: self._thread is None)
 
@@ -110,19 +110,19 @@ class Saver:
             return checkpoint_folder(self.run, Position(step, 0.0, self._before), self.facts)
 
     def confirm(self, step: int, spare: Collection[int] = ()) -> None:
-        """Note that every worker has a checkpoint of this step on its disk: delete this process's parts that are older.
+        """Note that every worker has a checkpoint of this step on its disk: have this process's parts that are older deleted.
 
         Those of the steps in `spare` stay, or else one before it, should a disk damage it.
         """
-        if self.newest is None or self.newest < step:
-            return  # not even ours is there: nothing is safe to delete
         with self._state:
+            if self._newest is None or self._newest < step:
+                return  # not even ours is there: nothing is safe to delete
             self._written = [each for each in self._written if each >= step or each in spare]
-        with suppress(OSError):  # what stays too long does no harm; a disk that fails shows when the next one is written
-            prune(self.run, self.indices, self.place(step), spare)
+            self._confirmed = Position(step, 0.0, self._before), spare
+            self._start()
 
     def flush(self) -> None:
-        """Wait until nothing waits or is being written; raise ValueError if the last snapshot was not written."""
+        """Wait until nothing waits, or is being written or deleted; raise ValueError if the last snapshot was not written."""
         with self._state:
             self._state.wait_for(lambda: self._thread is None)
             if self._problem is not None:
@@ -135,25 +135,44 @@ class Saver:
         if self._last_thread is not None:
             self._last_thread.join()
 
-    def _write_waiting(self) -> None:
-        """Write snapshots until none waits."""
+    def _start(self) -> None:
+        """See that someone does what waits; the caller holds the lock."""
+        if self._thread is None:
+            self._thread = self._last_thread = self._runtime.thread("thinwire-saver", self._work, daemon=False)
+            self._thread.start()
+
+    def _work(self) -> None:
+        """Delete and write until nothing waits."""
         while True:
             with self._state:
+                confirmed, self._confirmed = self._confirmed, None
                 snapshot, self._waiting = self._waiting, None
-                if snapshot is None:
+                if snapshot is None and confirmed is None:
                     self._thread = None
                     self._state.notify_all()
                     return
-            problem = self._write(snapshot)
-            with self._state:
-                self._problem = problem
-                if problem is None:
-                    self._newest = snapshot.position.step
-                    self._written = [*(step for step in self._written if step != self._newest), self._newest]
-            if self._alone and problem is None:
-                self.everyone = snapshot.position.step
-                self.confirm(snapshot.position.step)
+            if confirmed is not None:  # before the next one needs the room
+                self._delete_older(*confirmed)
+            if snapshot is not None:
+                self._keep(snapshot)
             snapshot = None  # let the memory go before the next one is waited for
+
+    def _delete_older(self, position: Position, spare: Collection[int]) -> None:
+        """Delete what nobody needs once every worker has a checkpoint of this position."""
+        with suppress(OSError):  # what stays too long does no harm; a disk that fails shows when the next one is written
+            prune(self.run, self.indices, checkpoint_folder(self.run, position, self.facts), spare)
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """Write a snapshot and take note of it, or of what went wrong."""
+        problem, step = self._write(snapshot), snapshot.position.step
+        with self._state:
+            self._problem = problem
+            if problem is None:
+                self._newest = step
+                self._written = [*(each for each in self._written if each != step), step]
+        if self._alone and problem is None:
+            self.everyone = step
+            self.confirm(step)
 
     def _write(self, snapshot: Snapshot) -> str | None:
         """Write a snapshot; return what went wrong."""
