@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -33,11 +32,17 @@ def kept_step(run: Path, stage: int) -> int:
 
 def end_together(trainer: Trainer, neighbours: Neighbours, epoch: int) -> dict[str, Any]:
     """End at once, at the same step as the others if they can still be reached; return the summary."""
-    timer = threading.Timer(AGREE_SECONDS, neighbours.interrupt)
-    timer.start()
+    runtime = neighbours.endpoint.runtime
+    agreed = runtime.event()
+
+    def interrupt() -> None:
+        if not agreed.wait(AGREE_SECONDS):
+            neighbours.interrupt()
+
+    runtime.thread("thinwire-ending", interrupt).start()
     with suppress(LinkError, TimeoutError):  # the others may be gone already: what is here is whole by itself
         agree_on_last(trainer, neighbours, epoch)
-    timer.cancel()
+    agreed.set()
     return end_early(trainer)
 
 

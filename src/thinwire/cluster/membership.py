@@ -10,6 +10,7 @@ from thinwire.config.sections import RunConfig
 from thinwire.link.endpoint import Endpoint
 from thinwire.link.identity import Identity
 from thinwire.link.peer import WorkerId
+from thinwire.util.runtime import REAL, Runtime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,9 @@ class Membership:
     held: bool = False
     """Whether a supervisor on this machine keeps the port of the address for this worker."""
 
+    runtime: Runtime = REAL
+    """The clock and the threads of this worker."""
+
     def neighbours(self, purpose: str) -> Neighbours:
         """Return the links to make, checked; workers that meet for another purpose refuse each other."""
         stages, replicas, worker_id = self.config.pipeline.stages, self.config.replicas.count, WorkerId(self.replica, self.stage)
@@ -39,4 +43,6 @@ class Membership:
                 "use the keys it was made with, or write the roster again with this certificate"
             )
         run = f"{purpose}-{self.places.roster.run_name}"
-        return Neighbours(self.config, self.places, Endpoint(self.identity), worker_id, run, listen=self.listen, held=self.held)
+        return Neighbours(
+            self.config, self.places, Endpoint(self.identity, self.runtime), worker_id, run, listen=self.listen, held=self.held
+        )

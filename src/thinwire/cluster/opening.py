@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from thinwire.cluster.backups import Copies
 from thinwire.cluster.neighbours import Neighbours
@@ -15,6 +18,8 @@ from thinwire.pipeline.links import exchange_contract, join_group
 from thinwire.pipeline.worker import Known, WorkerPipeline
 
 SPARE_BYTES = 2**16
+Make = Callable[[RunConfig, int, torch.device, Known | None], WorkerPipeline]
+"""Make what computes a stage on a device, with what the epoch before found out."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +37,21 @@ class Opened:
 
 
 def open_stage(
-    config: RunConfig, neighbours: Neighbours, *, epoch: int = 0, known: Known | None = None, copies: Path | None = None
+    config: RunConfig,
+    neighbours: Neighbours,
+    *,
+    epoch: int = 0,
+    known: Known | None = None,
+    copies: Path | None = None,
+    make: Make = WorkerPipeline,
 ) -> Opened:
     """Make the stage, meet the neighbours of an epoch and agree with them on basis, shared parameters and schedule.
 
-    `known` is what was found out in the epoch before; `copies` the run folder, where neighbours keep each other's checkpoints.
+    `known` is what was found out in the epoch before; `copies` the run folder, where neighbours keep each other's checkpoints; `make`
+    what computes the stage.
     """
     worker = neighbours.worker_id
-    compute = WorkerPipeline(config, worker.stage, choose_device(config.device), known)
+    compute = make(config, worker.stage, choose_device(config.device), known)
     contracts = {beside: compute.boundaries[side].contract for side, beside in neighbours.sides.items()}
     if neighbours.copies:
         contracts |= dict.fromkeys(neighbours.copies.values(), exchange_contract())
@@ -50,7 +62,9 @@ def open_stage(
     compute.open(links, group, neighbours.report)
     backups = None
     if copies is not None:
-        backups = Copies(copies, worker.stage, config.pipeline.stages, links, largest_part(stage, parameters), group)
+        backups = Copies(
+            copies, worker.stage, config.pipeline.stages, links, largest_part(stage, parameters), group, neighbours.endpoint.runtime
+        )
         backups.open()
     return Opened(compute, group, backups)
 

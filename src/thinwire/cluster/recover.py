@@ -8,9 +8,7 @@ run, bit for bit.
 
 from __future__ import annotations
 
-import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,15 +21,16 @@ from thinwire.cluster.ending import end_together, kept_step
 from thinwire.cluster.membership import Membership
 from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.observe import Observer
-from thinwire.cluster.opening import Opened, open_stage
+from thinwire.cluster.opening import Make, Opened, open_stage
 from thinwire.cluster.standby import StandbyServer
 from thinwire.cluster.watch import Watch
 from thinwire.cluster.watchdog import Watchdog
+from thinwire.data.open import Data
 from thinwire.link.errors import Abort, Interrupted, LinkError, Stopping
 from thinwire.metrics.news import Report, ignore
 from thinwire.metrics.track import Tracker
 from thinwire.pipeline.backend import close_group
-from thinwire.pipeline.worker import UNKNOWN, Known
+from thinwire.pipeline.worker import UNKNOWN, Known, WorkerPipeline
 from thinwire.run.agree import Start, agree
 from thinwire.run.stop import Stop
 from thinwire.run.trainer import Trainer
@@ -56,6 +55,8 @@ class Recovery:
     start: Start
     known: Known | None
     """What the epoch before found out."""
+    make: Make = WorkerPipeline
+    """What computes the stage."""
     epoch: int = 0
     step: int = 0
     """Steps committed when the last epoch ended."""
@@ -75,29 +76,23 @@ def train_stage(
     report: Report = ignore,
     stuck: Callable[[str], None] = lambda why: say_last(why),
     server: StandbyServer | None = None,
+    make: Make = WorkerPipeline,
+    data: Data | None = None,
 ) -> dict[str, Any]:
     """Train one stage in step with the others of the roster; return the run's summary.
 
     `replacing`: this process takes the place of one that was lost. `copies`: neighbours keep each other's checkpoints, for stages that
     are on different machines. `report` takes what people should know (news.py), `stuck` why this process ends itself. `server`: where a
-    standby that has taken this place goes on to answer.
+    standby that has taken this place goes on to answer. `make`: what computes the stage. `data`: opened already, where this is a first
+    stage.
     """
     config, stop, neighbours = member.config, stop or Stop(), member.neighbours("train")
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
     if server is not None:
         neighbours.listener, neighbours.others = server.listener, server.clients
     neighbours.report = report
-    recovery = Recovery(
-        member,
-        run,
-        neighbours,
-        trackers,
-        stop,
-        report,
-        copies,
-        Start(resume=resume, recovering=replacing),
-        Known(UNKNOWN) if replacing else None,
-    )
+    start = Start(resume=resume, recovering=replacing, data=data)
+    recovery = Recovery(member, run, neighbours, trackers, stop, report, copies, start, Known(UNKNOWN) if replacing else None, make)
     watch, watchdog = Watch(neighbours, config), Watchdog(neighbours, stop, config.train.stuck_seconds, stuck)
     observer = Observer(neighbours, config.link.reconnect_seconds, report if copies else ignore)
     with looking_after(neighbours, watch, observer), stop.listening(), watchdog:
@@ -106,7 +101,7 @@ def train_stage(
         while isinstance(outcome := run_epoch(recovery, watchdog), Interrupted):
             prepare_next(recovery, outcome)
             watch.settle()
-            time.sleep(random.uniform(0.5, 1.0) * pause(recovery.failures))
+            member.runtime.sleep(member.runtime.uniform(0.5, 1.0) * pause(recovery.failures))
         return outcome
 
 
@@ -138,7 +133,7 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
     try:
         with recovery.stop.abandoning(neighbours.interrupt):
             copies = recovery.run if recovery.copies else None
-            opened = open_stage(config, neighbours, epoch=recovery.epoch, known=recovery.known, copies=copies)
+            opened = open_stage(config, neighbours, epoch=recovery.epoch, known=recovery.known, copies=copies, make=recovery.make)
             trainer = make_ready(recovery, opened)
             working, compute = trainer, opened.compute
             watchdog.follow(lambda: (working.doing, working.position.step, compute.runs), compute.timing.turn_seconds)
@@ -170,6 +165,7 @@ def make_ready(recovery: Recovery, opened: Opened) -> Trainer:
         trackers=recovery.trackers,
         stop=recovery.stop,
         report=recovery.report,
+        runtime=member.runtime,
     )
     agree(trainer, recovery.start)
     member.places.keep()

@@ -111,7 +111,7 @@ class StandbyServer:
         """Whether it is too late to take a worker id."""
         self.problem = ""
         """What was last told of a question that could not be answered."""
-        self.lock, self.changed = threading.Lock(), self.runtime.event()
+        self.lock, self.changed = self.runtime.lock(), self.runtime.event()
         self.free = threading.Semaphore(MOST_ASKERS)
         self.clients = (*roster.workers.values(), *(other for other in roster.standbys if other is not me))
         assert me.address is not None

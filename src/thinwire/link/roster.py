@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from thinwire.link.identity import certificate_of, written_anew
-from thinwire.link.peer import STANDBYS, Worker, WorkerId, split_address
+from thinwire.link.peer import STANDBYS, Worker, WorkerId, check_address
 from thinwire.util.files import atomic_file, read_small
 from thinwire.util.shown import shown
 
@@ -66,7 +66,7 @@ class Roster:
                     f'{worker_id} has no address, so nobody could ask it to replace a lost worker; give it an address = "host:port"'
                 )
             if worker.address is not None:
-                split_address(worker.address)
+                check_address(worker.address)
                 if worker.address in addresses:
                     raise ValueError(f"{worker_id} and {addresses[worker.address]} have the same address {worker.address}; change one")
                 addresses[worker.address] = worker_id

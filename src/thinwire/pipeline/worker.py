@@ -56,8 +56,7 @@ class WorkerPipeline:
     def __init__(self, config: RunConfig, index: int, device: torch.device, known: Known | None = None) -> None:
         """Make the stage; `open` joins it with the others. `known` is of the epoch before."""
         self.config, self.codec, self.microbatch = config, build_codec(config), config.microbatch
-        ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-        stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
+        stage = self.make_stage(index).to(device)
         self.stages = [stage]
         self.cuts = {-1: self.codec.at(stage.plan.layers.start), 1: self.codec.at(stage.plan.layers.stop)}
         """The codecs of the boundaries before and behind the stage."""
@@ -70,6 +69,17 @@ class WorkerPipeline:
         self.in_flight: list[int] = []
         """Microbatches that each stage of the replica keeps in flight."""
         self.sent_before: dict[int, int] = {}
+
+    def make_stage(self, index: int) -> Stage:
+        """Make what is trained here."""
+        ranges = cut_layers(self.config.model.layers, self.config.pipeline.stages, self.config.pipeline.split)
+        return build_stage(self.config.model, ranges, index, self.codec, self.config.seed)
+
+    def make_engine(self, stage: Stage) -> Engine:
+        """Make what computes it, over the ports to its neighbours."""
+        processes = open_group(stage.plan.index, stage.plan.count, self.ports)
+        payloads = {side: form.payload for side, form in self.boundaries.items()}
+        return Engine(stage, payloads, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
 
     def _boundaries(self) -> dict[int, BoundaryForm]:
         plan, microbatches, context = self.stages[0].plan, self.config.pipeline.microbatches, self.config.model.context
@@ -92,9 +102,7 @@ class WorkerPipeline:
         self.waits = Traffic([group.meter, *(port.meter for port in self.ports.values())])
         self._share_basis(stage)
         self._share_copies(stage)
-        processes = open_group(index, stage.plan.count, self.ports)
-        payloads = {side: form.payload for side, form in self.boundaries.items()}
-        self.engine = Engine(stage, payloads, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
+        self.engine = self.make_engine(stage)
         self._schedule(links.right, report)
 
     def _share_basis(self, stage: Stage) -> None:

@@ -65,7 +65,8 @@ def begin(training: Training, start: Start) -> None:
     start.profiles = memory.profiles if memory is not None else ()
     if start.facts is None or start.facts["data"] != about["data"]:
         start.facts = checkpoint.facts(training.config, about["data"])
-    training.keeper = Keeper(training.config, training.folder, training.compute.stages, start.facts, training.backups, start.confirmed)
+    kept = (training.compute.stages, start.facts, training.backups, start.confirmed, training.runtime)
+    training.keeper = Keeper(training.config, training.folder, *kept)
     if start.earlier is not None:
         start.earlier.close()  # what it has taken is on the disk before anyone votes
     ballot = Ballot(start.resume, start.recovering, about["resume"], start.confirmed, about["summarised"])
@@ -82,8 +83,8 @@ def agree_on_data(training: Training, start: Start) -> dict[str, Any]:
     """Open the data where it is needed, on first stages; return what replica 0 tells all others of it."""
     config, group, told = training.config, training.group, None
     if training.has_first:
-        if start.data is None or start.validation_BT1 is None:
-            start.data = read_data(training)
+        start.data = start.data or read_data(training)
+        if start.validation_BT1 is None:
             start.validation_BT1 = validation_batch(start.data, config.train.validation_sequences, training.compute.microbatch)
         training.data, training.validation_BT1 = start.data, start.validation_BT1
         told = {"data": start.data.fingerprint, "validation_rows": len(start.validation_BT1), "resume": start.resume}

@@ -7,7 +7,6 @@ begins is `agree.py`'s job, what is left to do at its end `last.py`'s, which che
 from __future__ import annotations
 
 import math
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -57,7 +56,7 @@ class Trainer(Training):
 
     def step(self) -> tuple[dict[str, float], bool]:
         """Do one optimizer step; return what to log, and whether to stop."""
-        step, started, share = self.position.step, time.perf_counter(), self.config.replica_batch
+        step, started, share = self.position.step, self.runtime.now(), self.config.replica_batch
         self.doing = "step" if step > self.started_at.step + 1 else "first steps"
         first_sample = step * self.config.train.batch + self.group.replica * share
         batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, share))
@@ -69,11 +68,11 @@ class Trainer(Training):
         refuse_divergence(outcome, self.config.train)
         self.keeper.keep(outcome, self.position)
         self.commit(outcome, started)
-        return step_figures(self, outcome, time.perf_counter() - started), outcome.stop
+        return step_figures(self, outcome, self.runtime.now() - started), outcome.stop
 
     def settle(self, loss: float | None, started: float) -> Outcome:
         """Say what this process has to say of a step whose gradients are all there; return what all say together."""
-        step, train, spent, squared = self.position.step, self.config.train, time.perf_counter() - started, 0.0
+        step, train, spent, squared = self.position.step, self.config.train, self.runtime.now() - started, 0.0
         for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
             squared = optimizer.squared_norm() + squared
         timed_out = train.seconds is not None and self.position.seconds + spent - self.started_at.seconds >= train.seconds
@@ -103,7 +102,7 @@ class Trainer(Training):
             optimizer.carry_over(rotation_KK)
             self.exchange.carry_over(rotation_KK, optimizer.axes)
         self.compute.update_shared(step, factor)
-        seconds = time.perf_counter() - started
+        seconds = self.runtime.now() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds
         self.position = replace(self.position, step=step + 1, seconds=self.position.seconds + seconds)
@@ -114,7 +113,7 @@ class Trainer(Training):
         codec, step = self.compute.codec, self.position.step
         alone = not (codec.moves_after(step) or codec.shares_after(step) or self.exchange.talks_after(step))
         if self.state == "ready" and outcome.step == step and alone:
-            self.commit(outcome, time.perf_counter())
+            self.commit(outcome, self.runtime.now())
 
     def validate(self) -> float:
         """Return the validation loss, which all processes learn."""
