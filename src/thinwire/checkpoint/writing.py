@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thinwire.checkpoint.hashes import file_sha256
-from thinwire.checkpoint.layout import Position, checkpoint_folder, steps
+from thinwire.checkpoint.layout import Position, checkpoint_folder, lineage, steps
 from thinwire.checkpoint.manifest import EXCHANGE, FORMAT, OPTIMIZER, encode_manifest, manifest_path, tensors_path, whole_manifest
 from thinwire.checkpoint.safetensors import Piece, write_file
 from thinwire.checkpoint.survey import parts_of, survey_of
@@ -198,13 +198,14 @@ def prune(run: Path, indices: Sequence[int], newest: Path, spare: Collection[int
             remove_parts(folder, indices if is_ours(folder) else [None])
 
 
-def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path | None) -> None:
+def remove_newer(run: Path, indices: Sequence[int], position: Position, facts: dict[str, Any], restored: Path | None) -> None:
     """Delete these stages' parts, and all copies, of steps behind the one that all go on from: these are done again, maybe otherwise.
 
-    Parts of one step from both trainings would look as if they belonged together. `place` is where that step stands in the present stretch
-    of the run; another stretch has its turn when it is gone on with. `restored` is where that step was read, None for the beginning.
+    Parts of one step from both trainings would look as if they belonged together. Only the present stretch of the run is concerned;
+    another one has its turn when it is gone on with. `restored` is where that step was read, None for the beginning.
     """
-    own, copies = newer_in(run / "checkpoints", place), newer_in(run / "copies", place)
+    stretch = lineage(position, facts)
+    own, copies = newer_in(run / "checkpoints", position.step, stretch), newer_in(run / "copies", position.step, stretch)
     unsaid = restored if own else None
     if unsaid is not None:
         with suppress(OSError):  # a full disk has room once they are gone

@@ -69,7 +69,7 @@ class Stage(nn.Module):
         self.model, self.plan, self.seed, self.constrained = model, plan, seed, constrained
         self.architecture = find_architecture(model.architecture)
         self.runner = PLAIN
-        self.stream, width, sent_width = codec.stream(plan), codec.width, codec.sent_width
+        width, sent_width, self.stream = codec.width, codec.sent_width, codec.stream(plan)
         if plan.first:
             self.embedding = nn.Embedding(model.vocabulary, width)
         self.layers = nn.ModuleDict()

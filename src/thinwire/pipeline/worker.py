@@ -193,6 +193,8 @@ class WorkerPipeline:
     def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
         """Agree with all stages on the microbatches in flight, at most so many here; return what each stage keeps."""
         everyone = self.group.gather(limits and limits[0], forms.IN_FLIGHT)
+        if not any(everyone):  # nobody has a limit
+            return self.in_flight
         in_flight = within(self.in_flight, of_replica(everyone, self.group.replica, self.stages[0].plan.count))
         if in_flight != self.in_flight:
             self.in_flight = in_flight

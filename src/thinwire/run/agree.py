@@ -61,8 +61,11 @@ def agree(training: Training, start: Start) -> None:
 def begin(training: Training, start: Start) -> None:
     """Agree on the data, on memory and on the checkpoint; then write what belongs into the run folder."""
     about = agree_on_data(training, start)
-    memory = training.memory = attach_budget(training.compute, training.optimizers, training.config, training.folder, start.profiles)
-    start.profiles = memory.profiles if memory is not None else ()
+    if training.config.memory.budget is None:
+        training.compute.bound_in_flight(None)  # other workers may have one
+    else:
+        training.memory = attach_budget(training, start.profiles)
+        start.profiles = training.memory.profiles
     if start.facts is None or start.facts["data"] != about["data"]:
         start.facts = checkpoint.facts(training.config, about["data"])
     kept = (training.compute.stages, start.facts, training.backups, start.confirmed, training.runtime)
@@ -74,7 +77,7 @@ def begin(training: Training, start: Start) -> None:
     training.group.gather(True, FLAG)  # no stage writes or deletes before all have taken what they resume from
     if goes_on:
         training.keeper.forget_newer(training.position, restored, must=not start.recovering)
-    if training.keeper.speaks and not start.written:
+    if not start.written and training.keeper.speaks:
         tokenizer = None if training.data is None else training.data.tokenizer_json
         start.written = write_folder(training.folder, training.config, tokenizer, training.position.step, must=not start.recovering)
 

@@ -71,7 +71,8 @@ def choose(training: Training, ballot: Ballot) -> tuple[Path | None, bool]:
             print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
         return None, anyone
     newest = checkpoint.common(folder, lists, plans[0].count)
-    keeper.fetch(newest.name, mine, votes)
+    if keeper.backups is not None or newest.name not in mine:
+        keeper.fetch(newest.name, mine, votes)
     return newest, anyone
 
 

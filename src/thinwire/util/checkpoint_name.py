@@ -29,10 +29,9 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted((each for each in folder.glob("step-*") if NAME.fullmatch(each.name)), key=age)
 
 
-def newer_in(folder: Path, place: Path) -> list[Path]:
-    """List the checkpoints in a folder that are of later steps than `place`, in the same stretch of the run."""
-    step, *stretch = age(place)
-    return [each for each in checkpoints_in(folder) if age(each)[0] > step and [*age(each)[1:]] == stretch]
+def newer_in(folder: Path, step: int, lineage: str = "") -> list[Path]:
+    """List the checkpoints in a folder that are of later steps, in one stretch of a run."""
+    return [each for each in checkpoints_in(folder) if age(each)[0] > step and age(each)[2] == lineage]
 
 
 def step_of(folder: Path | str) -> int:
