@@ -25,7 +25,7 @@ from thinwire.checkpoint.survey import parts_of, survey_of
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.checkpoint_name import age, newer_in, step_of
-from thinwire.util.files import matching, sync, write_atomic
+from thinwire.util.files import matching, remove_matching, sync, write_atomic
 
 KEEP = 2
 """Checkpoints that stay: the newest, and one before it should a disk damage that one."""
@@ -105,8 +105,7 @@ def write_parts(folder: Path, parts: Iterable[Part]) -> None:
                 made.append(part.index)
     except BaseException:
         with suppress(OSError):
-            for index in made:
-                remove_part(folder, index)
+            remove_parts(folder, made)
             folder.rmdir()
         raise
 
@@ -145,7 +144,7 @@ def write_part(folder: Path, part: Part) -> bool:
     except BaseException:
         with suppress(OSError):
             if whole_manifest(folder, part.index) is None:
-                remove_part(folder, part.index)
+                remove_parts(folder, [part.index])
         raise
     finally:
         with suppress(OSError):
@@ -157,20 +156,16 @@ def piece(name: str, tensor: Tensor) -> Piece:
     return Piece(name, tuple(tensor.shape), tensor.dtype, lambda start, stop: tensor[start:stop] if tensor.dim() else tensor.reshape(1))
 
 
-def remove_part(folder: Path, index: int | None) -> None:
-    """Delete what a folder holds of one stage, or of all; manifests go first, so that no part is left half."""
+def names_of(index: int | None) -> tuple[str, str]:
+    """Return patterns for the files of one stage, or of all: manifests go first, so that no part is left half."""
     label = "*" if index is None else str(index)
-    for pattern in (f"stage-{label}.json", f"*stage-{label}.*"):
-        for path in matching(folder, pattern):
-            path.unlink(missing_ok=True)
+    return f"stage-{label}.json", f"*stage-{label}.*"
 
 
 def remove_parts(folder: Path, indices: Sequence[int | None]) -> None:
     """Delete what a folder holds of some stages, and the folder with the last of them."""
     for index in indices:
-        remove_part(folder, index)
-    with suppress(OSError):  # another stage's part is still there
-        folder.rmdir()
+        remove_matching(folder, names_of(index))
 
 
 def prune(run: Path, indices: Sequence[int], newest: Path, spare: Collection[int] = ()) -> None:
@@ -206,16 +201,17 @@ def remove_newer(run: Path, indices: Sequence[int], position: Position, facts: d
     """
     stretch = lineage(position, facts)
     own, copies = newer_in(run / "checkpoints", position.step, stretch), newer_in(run / "copies", position.step, stretch)
+    gone = [*((folder, names_of(index)) for folder in own for index in indices), *((folder, names_of(None)) for folder in copies)]
     unsaid = restored if own else None
     if unsaid is not None:
         with suppress(OSError):  # a full disk has room once they are gone
             vouch(unsaid)
             unsaid = None
-    for folder, each in [*((folder, index) for folder in own for index in indices), *((folder, None) for folder in copies)]:
+    for folder, (manifest, rest) in gone:
         try:
-            remove_parts(folder, [each])
+            remove_matching(folder, (manifest, rest))
         except OSError:
-            if matching(folder, f"stage-{'*' if each is None else each}.json"):  # without a manifest the rest is no part
+            if matching(folder, manifest):  # without a manifest the rest is no part
                 raise
     if unsaid is not None:
         vouch(unsaid)

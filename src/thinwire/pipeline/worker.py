@@ -100,14 +100,16 @@ class WorkerPipeline:
             if link is not None
         }
         self.waits = Traffic([group.meter, *(port.meter for port in self.ports.values())])
-        self._share_basis(stage)
-        self._share_copies(stage)
+        self._share(stage)
         self.engine = self.make_engine(stage)
         self._schedule(links.right, report)
 
-    def _share_basis(self, stage: Stage) -> None:
-        """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
-        basis = stage.stream.basis()
+    def _share(self, stage: Stage) -> None:
+        """Use the basis that stage 0 made, to the last bit, and the owners' values of what both sides of a boundary use.
+
+        QR differs in its last bits between CPUs. All stages must know the same frozen features.
+        """
+        basis, owned, copies = stage.stream.basis(), stage.owned(), stage.copies()
         if basis is not None:
             spec = TensorSpec.raw(tuple(basis.shape), basis.dtype)
             data = self.group.basis_downstream(raw_bytes(basis) if stage.plan.first else None)
@@ -118,14 +120,11 @@ class WorkerPipeline:
             raise ValueError(
                 f"stage {stage.plan.index} does not agree with stage 0 on basis and fixed features; use the same version of thinwire"
             )
-
-    def _share_copies(self, stage: Stage) -> None:
-        """Start from the owner's value of what both sides of a boundary use: QR differs in its last bits between CPUs."""
-        for owner in stage.owned():
+        for owner in owned:
             first, *_ = self.group.peers.gather(raw_bytes(owner.weight))  # replica 0's
             owner.weight.data.copy_(from_raw_bytes(first, TensorSpec.raw(tuple(owner.weight.shape), owner.weight.dtype)))
             self.group.send_tensor(self.group.right, raw_bytes(owner.weight))
-        for copy in stage.copies():
+        for copy in copies:
             copy.weight.data.copy_(self._receive_like(copy.weight.data, self.group.left))
 
     def _measure_link(self, right: Link | None, report: Report) -> tuple[float, float]:

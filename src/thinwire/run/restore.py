@@ -54,9 +54,9 @@ def choose(training: Training, ballot: Ballot) -> tuple[Path | None, bool]:
     """Vote; return the checkpoint to go on from, None for the beginning, and whether anyone recovers from a loss."""
     folder, keeper, plans = training.folder, training.keeper, [stage.plan for stage in training.compute.stages]
     # After a loss a damaged one is passed over; where a person asks for it, it is refused by name.
-    found = checkpoint.survey(folder)
-    mine, confirmed = found.available(plans, verify=ballot.recovering), max(ballot.confirmed, found.proven(), summarised(folder))
-    vote = {"steps": mine, "copies": keeper.held(), "recovering": ballot.recovering, "confirmed": confirmed}
+    copies, confirmed, found = keeper.held(), max(ballot.confirmed, summarised(folder)), checkpoint.survey(folder)
+    mine, confirmed = found.available(plans, verify=ballot.recovering), max(confirmed, found.proven())
+    vote = {"steps": mine, "copies": copies, "recovering": ballot.recovering, "confirmed": confirmed}
     votes = training.group.gather(vote, forms.VOTE)
     anyone = any(vote["recovering"] for vote in votes)
     if ballot.first_resumes != ballot.resume and not anyone:

@@ -9,7 +9,7 @@ import os
 import stat
 import uuid
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -78,6 +78,15 @@ def read_matching(folders: Iterable[Path], pattern: str, most: int) -> dict[Path
                 files[path] = None
         found[folder] = files
     return found
+
+
+def remove_matching(folder: Path, patterns: Iterable[str]) -> None:
+    """Delete the files of a folder by patterns for names, in that order, and the folder with the last of its files."""
+    for pattern in patterns:
+        for path in matching(folder, pattern):
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # something else is still there
+        folder.rmdir()
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
