@@ -24,6 +24,7 @@ from torch.distributed.pipelining import Schedule1F1B
 
 import thinwire.cluster.neighbours as neighbours
 from testbed import Path, Testbed
+from thinwire.cluster.places import Places
 from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.endpoint import Endpoint
@@ -152,14 +153,13 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     # The config has no word for the congestion control: it is the kernel's business, except in this comparison.
     neighbours.link_options = lambda link: LinkOptions(**({"congestion": variant} if variant else {}))
     folder = File(order.folder)
-    mine = neighbours.Neighbours(
-        read_roster(folder / "roster.toml"), Endpoint(load_identity(folder / f"stage-{order.stage}")), WorkerId(0, order.stage), side
-    )
+    places, endpoint = Places(read_roster(folder / "roster.toml")), Endpoint(load_identity(folder / f"stage-{order.stage}"))
+    mine = neighbours.Neighbours(config, places, endpoint, WorkerId(0, order.stage), side)
     contracts = {
         worker_id: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0)
-        for towards, worker_id in mine.worker_id.sides(order.stages).items()
+        for towards, worker_id in mine.sides.items()
     }
-    links = mine.open(config, contracts)
+    links = mine.open(contracts)
     for towards, link in ((-1, links.left), (1, links.right)):
         if link is not None:
             ports[order.stage + towards] = boundary_port(link, codec, 1, CONTEXT, downstream=towards > 0)

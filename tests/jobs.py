@@ -21,6 +21,7 @@ import torch.distributed as dist
 from patience import HANG, wait_until
 from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.opening import Opened, open_stage
+from thinwire.cluster.places import Places
 from thinwire.cluster.scratch import free_ports
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
@@ -85,7 +86,7 @@ def no_objects() -> Iterator[None]:
 @contextlib.contextmanager
 def link_pipeline(config: RunConfig, index: int, roster: Roster, identity: Identity) -> Iterator[Opened]:
     """Open one stage over links; close it whatever happens."""
-    neighbours = Neighbours(roster, Endpoint(identity), WorkerId(0, index), "test")
+    neighbours = Neighbours(config, Places(roster), Endpoint(identity), WorkerId(0, index), "test")
     try:
         yield open_stage(config, neighbours)
     finally:

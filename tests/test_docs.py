@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
 import re
 import shlex
 import shutil
@@ -22,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from pages import ELSEWHERE, PAGES, ROOT, items_of
-from test_plugin import install
+from test_plugin import install, install_exchange, install_tracker
 from thinwire import api
 from thinwire.board import cases
 from thinwire.cli import main as cli
@@ -35,8 +36,8 @@ from thinwire.hf.plain import why_not_plain
 
 PLACEHOLDER = re.compile(r"(^|[ /'=.])[A-Z]{1,}[A-Z_]*($|[ /'=.])|\.\.\.")
 """A word to fill in, such as RUN or FILE: what it stands in is a form, whose words are checked."""
-PLUGIN = "writing_a_codec.md"
-"""The page of a codec from elsewhere: its block of Python is installed as a package, and its commands find it there."""
+PLUGINS = {"writing_a_codec.md": [install], "extending.md": [install_exchange, install_tracker]}
+"""Pages of what another package adds: their blocks of Python are installed as packages, and their commands find them there."""
 TINY = """
 [model]
 vocabulary = 300
@@ -260,16 +261,17 @@ def test_every_command_runs_or_is_listed(page, tiny, tmp_path, monkeypatch):
     packaged = toml.load_config
     for module in (api, cases):  # the config of a name that comes with the package is the tiny one
         monkeypatch.setattr(module, "load_config", lambda name: packaged(name if name.endswith(".toml") else tiny))
-    if page.name == PLUGIN:
-        install(tmp_path)
+    for put in PLUGINS.get(page.name, []):
+        put(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     for item in items_of(page):
         if item in done:
             continue
         done.add(item)
         program = item.text.split()[0]
         if item.kind == "python":
-            if page.name != PLUGIN:
+            if page.name not in PLUGINS:
                 exec(compile(item.text, page.name, "exec"), names)
         elif ELSEWHERE.match(item.text):
             check_apart(item.text)

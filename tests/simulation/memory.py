@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from simulation.scheduler import Machine, Queue, World
-from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Alert
 from thinwire.link.identity import Identity, certificate_of
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import Worker
 from thinwire.link.problem import NO_ATTEMPT, Problem, Unreached
+from thinwire.util.runtime import Runtime
 
 
 class Network:
@@ -48,6 +48,14 @@ class Network:
                     end.closed = True
                     if not silently:
                         end.other.fail_after(self.delay(machine, end.other.machine))
+
+
+class Node(Machine):
+    """A process on a machine of the network."""
+
+    def __init__(self, network: Network, name: str, *, offset: float = 0.0, rate: float = 1.0) -> None:
+        super().__init__(network.world, name, offset=offset, rate=rate)
+        self.network, self.lost = network, lambda: network.lose(self, silently=False)
 
 
 class MemoryStream:
@@ -121,7 +129,7 @@ class MemoryStream:
         world = self.network.world
         at = max(self.last_at, world.now + self.network.delay(self.machine, self.other.machine))
         self.last_at = at
-        world.at(at - world.now, lambda: self.other.arrive(data))
+        world.when(at, lambda: self.other.arrive(data))
 
     def arrive(self, data: bytes | OSError) -> None:
         if self.closed or self.machine.gone:
@@ -200,9 +208,10 @@ class MemoryAcceptor:
 class MemoryTransport:
     """The transport of one thread, or of one acceptor."""
 
-    def __init__(self, identity: Identity, machine: Machine, network: Network) -> None:
-        self.identity, self.machine, self.network = identity, machine, network
-        self._queue, self._rung = Queue(network.world), False
+    def __init__(self, identity: Identity, runtime: Runtime) -> None:
+        assert isinstance(runtime, Node)
+        self.identity, self.machine, self.network = identity, runtime, runtime.network
+        self._queue, self._rung = Queue(runtime.world), False
         self._acceptor: MemoryAcceptor | None = None
         self._certificate = certificate_of(identity.certificate)
 
@@ -259,14 +268,3 @@ class MemoryTransport:
     def close(self) -> None:
         if self._acceptor is not None and self.network.acceptors.get(self._acceptor.where) is self._acceptor:
             del self.network.acceptors[self._acceptor.where]
-
-
-class MemoryEndpoint(Endpoint):
-    """A worker on a machine of the simulation."""
-
-    def __init__(self, identity: Identity, machine: Machine, network: Network) -> None:
-        super().__init__(identity, machine)
-        object.__setattr__(self, "network", network)
-
-    def transport(self, address: str | tuple[str, int]) -> MemoryTransport:
-        return MemoryTransport(self.identity, self.runtime, self.network)  # type: ignore[attr-defined, arg-type]

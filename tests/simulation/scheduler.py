@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import NoReturn
 
 from thinwire.util.runtime import Runtime
 
@@ -68,7 +69,8 @@ class World:
         self.trace: list[str] = []
         self.ready: list[Task] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self.tasks: set[Task] = set()
+        self.tasks: dict[Task, None] = {}
+        """In the order in which they began: a set's would differ from run to run."""
         self.turns = 0
         self.failure: str | None = None
         self._numbers = count()
@@ -81,7 +83,11 @@ class World:
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
         """Let something happen so many seconds from now, while everybody waits."""
-        heapq.heappush(self.events, (self.now + seconds, next(self._numbers), event))
+        self.when(self.now + seconds, event)
+
+    def when(self, at: float, event: Callable[[], None]) -> None:
+        """Let something happen at a time; what is to happen at the same time happens in this order."""
+        heapq.heappush(self.events, (at, next(self._numbers), event))
 
     def spawn(self, task: Task, target: Callable[[], None]) -> None:
         """Begin a thread; it runs when its turn comes."""
@@ -96,13 +102,13 @@ class World:
             except BaseException as error:  # a thread of the product died of what nobody caught: that is a finding
                 self.fail(f"{task.name} died: {type(error).__name__}: {error}")
             finally:
-                self.tasks.discard(task)
+                del self.tasks[task]
                 if task.ended is not None:
                     task.ended.wake()
                 self._hand_on()
 
         task.thread = threading.Thread(target=run, name=task.name, daemon=True)
-        self.tasks.add(task)
+        self.tasks[task] = None
         self.ready.append(task)
         task.thread.start()
 
@@ -180,6 +186,10 @@ class Machine(Runtime):
         self.world, self.name, self.offset, self.rate = world, name, offset, rate
         self.gone = False
         self.paused = False
+        self.lasting: list[Thread] = []
+        """Threads that a process waits for at its end."""
+        self.lost: Callable[[], None] = lambda: None
+        """Called when the process ends: its connections end too."""
         self.frozen: list[Task] = []
         """Tasks whose turn comes when the machine runs again."""
 
@@ -201,8 +211,16 @@ class Machine(Runtime):
     def event(self) -> Event:  # type: ignore[override]
         return Event(self)
 
-    def thread(self, name: str, target: Callable[[], None]) -> Thread:  # type: ignore[override]
-        return Thread(self, name, target)
+    def thread(self, name: str, target: Callable[[], None], *, daemon: bool = True) -> Thread:  # type: ignore[override]
+        thread = Thread(self, name, target)
+        self.lasting += [] if daemon else [thread]
+        return thread
+
+    def end_process(self, code: int) -> NoReturn:
+        self.world.note(self.name, f"ends itself with {code}")
+        self.lost()
+        self.crash()
+        raise Crash
 
     def crash(self) -> None:
         """End all threads at once, wherever they are."""

@@ -7,11 +7,11 @@ tries again. Nothing is deleted before `confirm` has said that every worker has 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.disk import shortage
+from thinwire.util.runtime import REAL, Runtime
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,18 @@ class Snapshot:
 class Saver:
     """Write the checkpoints of the stages of one process; at most one snapshot is being written and one waits."""
 
-    def __init__(self, run: Path, indices: Sequence[int], facts: dict[str, Any], *, alone: bool = True) -> None:
+    def __init__(self, run: Path, indices: Sequence[int], facts: dict[str, Any], *, alone: bool = True, runtime: Runtime = REAL) -> None:
         """Write into a run folder; where no other process has a part, or a replica, of the run (`alone`) nobody needs to confirm."""
         self.run, self.indices, self.facts = run, list(indices), facts
         self._alone = alone and len(self.indices) == len(facts["split"].split(","))
         self.everyone = -1
         """Newest step of which every worker is known to have a checkpoint; each one says so in its manifest."""
-        self._state = threading.Condition()
+        self._runtime, self._state = runtime, runtime.condition()
         self._waiting: Snapshot | None = None
         self._confirmed: tuple[Position, Collection[int]] | None = None
         """A position that every worker has and the steps to spare, until what is older has been deleted."""
-        self._thread: threading.Thread | None = None
-        self._last_thread: threading.Thread | None = None
+        self._thread: Thread | None = None
+        self._last_thread: Thread | None = None
         self._newest: int | None = None
         self._written: list[int] = []
         self._problem: str | None = None
@@ -137,7 +138,7 @@ class Saver:
     def _start(self) -> None:
         """See that someone does what waits; the caller holds the lock."""
         if self._thread is None:
-            self._thread = self._last_thread = threading.Thread(target=self._work, name="thinwire-saver", daemon=False)
+            self._thread = self._last_thread = self._runtime.thread("thinwire-saver", self._work, daemon=False)
             self._thread.start()
 
     def _work(self) -> None:

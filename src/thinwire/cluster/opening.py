@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from thinwire.cluster.backups import Copies
 from thinwire.cluster.neighbours import Neighbours
@@ -17,6 +20,8 @@ from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.worker import WorkerPipeline
 
 SPARE_BYTES = 2**16
+Make = Callable[[RunConfig, int, torch.device], WorkerPipeline]
+"""Make what computes a stage on a device."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +41,32 @@ class Opened:
 
 
 def open_stage(
-    config: RunConfig, neighbours: Neighbours, *, epoch: int = 0, timing: Outcome | None = None, copies: Path | None = None
+    config: RunConfig,
+    neighbours: Neighbours,
+    *,
+    epoch: int = 0,
+    timing: Outcome | None = None,
+    copies: Path | None = None,
+    make: Make = WorkerPipeline,
 ) -> Opened:
     """Make the stage, meet the neighbours of an epoch and agree with them on basis, shared parameters and schedule.
 
     `timing` is what the schedule was made from in the epoch before; `copies` the run folder, where neighbours keep each other's
-    checkpoints.
+    checkpoints; `make` what computes the stage.
     """
-    worker, stages = neighbours.worker_id, config.pipeline.stages
-    compute = WorkerPipeline(config, worker.stage, choose_device(config.device))
-    contracts = {beside: compute.contract(side, epoch) for side, beside in worker.sides(stages).items()}
-    links = neighbours.open(config, contracts | dict.fromkeys(neighbours.joined(config).values(), exchange_contract(epoch)))
+    worker = neighbours.worker_id
+    compute = make(config, worker.stage, choose_device(config.device))
+    contracts = {beside: compute.contract(side, epoch) for side, beside in neighbours.sides.items()}
+    links = neighbours.open(contracts | dict.fromkeys(neighbours.copies.values(), exchange_contract(epoch)))
     (stage,) = compute.stages
     parameters = sum(parameter.numel() for parameter in stage.parameters())
     group = join_group(config, worker, links, neighbours.interrupt, parameters)
     compute.open(links, group, timing, neighbours.report)
     backups = None
     if copies is not None:
-        backups = Copies(copies, worker.stage, stages, links, largest_part(stage, parameters), group)
+        backups = Copies(
+            copies, worker.stage, config.pipeline.stages, links, largest_part(stage, parameters), group, neighbours.endpoint.runtime
+        )
         backups.open()
     return Opened(compute, group, backups)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from thinwire.cluster.cause import causes, in_a_line, raised_at, trace_of
 from thinwire.cluster.membership import Membership
+from thinwire.cluster.places import Places
 from thinwire.cluster.scratch import worker_name
 from thinwire.config.options import CHOSEN
 from thinwire.config.toml import from_toml
@@ -77,11 +78,10 @@ def work(
             CHOSEN[section].adopt(places)
         member = Membership(
             config=from_toml(settings),
-            roster=read_roster(folder / "roster.toml"),
+            places=Places(read_roster(folder / "roster.toml"), incarnation=incarnation),
             identity=load_identity(folder / worker_name(worker_id)),
             stage=worker_id.stage,
             replica=worker_id.replica,
-            incarnation=incarnation,
             held=True,
         )
         voice.say({"result": task(member, voice.say, stop, **json.loads(arguments))})

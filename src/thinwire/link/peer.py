@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.config.registry import TRANSPORTS
 from thinwire.util.shown import shown
 
 STANDBYS = 2**20
@@ -45,6 +46,23 @@ class Worker:
     def host_and_port(self) -> tuple[str, int]:
         assert self.address is not None
         return split_address(self.address)
+
+
+def check_address(address: str) -> None:
+    """Refuse what no transport understands: `host:port` goes over TCP, `NAME://...` over the transport of that name."""
+    name, separator, place = address.partition("://")
+    if not separator or name == "tcp":
+        split_address(address)
+    elif name not in TRANSPORTS.names():
+        known = ", ".join(TRANSPORTS.names())
+        raise ValueError(
+            f"address {shown(repr(address), 100)} is of an unknown transport; known are {known}: install the package of "
+            "that one, or write host:port for TCP"
+        )
+    elif not 0 < len(place) <= HOST_LETTERS or not place.isprintable():
+        raise ValueError(
+            f"address {shown(repr(address), 100)} has no place behind ://; write 1 to {HOST_LETTERS} printable characters there"
+        )
 
 
 def split_address(address: str) -> tuple[str, int]:

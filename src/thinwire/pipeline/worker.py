@@ -47,8 +47,7 @@ class WorkerPipeline:
     def __init__(self, config: RunConfig, index: int, device: torch.device) -> None:
         """Make the stage; `open` joins it with the others."""
         self.config, self.codec, self.microbatch = config, build_codec(config), config.microbatch
-        ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-        stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
+        stage = self.make_stage(index).to(device)
         self.stages = [stage]
         self.cuts = {-1: self.codec.at(stage.plan.layers.start), 1: self.codec.at(stage.plan.layers.stop)}
         """The codecs of the boundaries before and behind the stage."""
@@ -59,6 +58,16 @@ class WorkerPipeline:
         self.in_flight: list[int] = []
         """Microbatches that each stage of the replica keeps in flight."""
         self.sent_before: dict[int, int] = {}
+
+    def make_stage(self, index: int) -> Stage:
+        """Make what is trained here."""
+        ranges = cut_layers(self.config.model.layers, self.config.pipeline.stages, self.config.pipeline.split)
+        return build_stage(self.config.model, ranges, index, self.codec, self.config.seed)
+
+    def make_engine(self, stage: Stage) -> Engine:
+        """Make what computes it, over the ports to its neighbours."""
+        processes = open_group(stage.plan.index, stage.plan.count, self.ports)
+        return Engine(stage, self.codec, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
 
     def contract(self, side: int, epoch: int = 0) -> Contract:
         """Say what the link to the neighbour before (-1) or behind (1) the stage may carry in an epoch."""
@@ -81,8 +90,7 @@ class WorkerPipeline:
         self.waits = Traffic([group.meter, *(port.meter for port in self.ports.values())])
         self._share_basis(stage)
         self._share_copies(stage)
-        processes = open_group(index, stage.plan.count, self.ports)
-        self.engine = Engine(stage, self.codec, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
+        self.engine = self.make_engine(stage)
         self._schedule(links.right, timing, report)
 
     def _share_basis(self, stage: Stage) -> None:

@@ -56,7 +56,8 @@ def begin(training: Training, start: Start) -> None:
     memory = training.memory = attach_budget(training.compute, training.optimizers, training.config, training.folder, start.profiles)
     start.data, start.profiles = training.data, memory.profiles if memory is not None else ()
     facts = checkpoint.facts(training.config, about["data"])
-    training.keeper = Keeper(training.config, training.folder, training.compute.stages, facts, training.backups, start.confirmed)
+    kept = (training.compute.stages, facts, training.backups, start.confirmed, training.runtime)
+    training.keeper = Keeper(training.config, training.folder, *kept)
     if start.earlier is not None:
         start.earlier.close()  # what it has taken is on the disk before anyone votes
     ballot = Ballot(start.resume, start.recovering, about["resume"], start.confirmed, about["summarised"])

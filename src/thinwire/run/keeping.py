@@ -22,6 +22,7 @@ from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.protocols import Backups
 from thinwire.util.disk import shortage, warn
+from thinwire.util.runtime import REAL, Runtime
 
 FIRST_STEPS = 10
 FIRST_SECONDS = 60.0
@@ -39,6 +40,7 @@ class Keeper:
         facts: dict[str, Any],
         backups: Backups | None = None,
         confirmed: int = -1,
+        runtime: Runtime = REAL,
     ) -> None:
         """Keep checkpoints in a run folder; `confirmed` is a step of which all stages are known to have had one.
 
@@ -46,7 +48,8 @@ class Keeper:
         """
         self.every, self.folder, self.facts, self.backups = config.train.checkpoint_every, folder, facts, backups
         self.at_once = config.memory.budget is not None
-        self.saver = checkpoint.Saver(folder, [stage.plan.index for stage in stages], facts, alone=config.replicas.count == 1)
+        indices = [stage.plan.index for stage in stages]
+        self.saver = checkpoint.Saver(folder, indices, facts, alone=config.replicas.count == 1, runtime=runtime)
         self.confirmed, self.offered = confirmed, -1
         self.kept: tuple[int, ...] = ()
         """Steps whose checkpoints were last said to stay."""
@@ -137,12 +140,12 @@ class Keeper:
             self.offered = newest
             if self.backups is not None:
                 self.backups.offer(checkpoint.checkpoint_folder(self.folder, replace(position, step=newest), self.facts).name)
+        if self.saver.problem != self.problem:
+            self.tell()
         needed = (*sorted(outcome.saved)[-2:], self.confirmed, self.offered)
         if outcome.saved and needed != self.kept:
             self.kept = needed
             self.saver.confirm(newest, needed)
-        if self.saver.problem != self.problem:
-            self.tell()
 
     def confirm(self, step: int) -> None:
         """Note that everyone has a checkpoint of this step, and every keeper a copy."""

@@ -23,6 +23,7 @@ from thinwire.pipeline.protocols import Backups, Compute, Group
 from thinwire.replicas import exchange
 from thinwire.run.keeping import Keeper
 from thinwire.run.stop import Stop
+from thinwire.util.runtime import REAL, Runtime
 
 if TYPE_CHECKING:
     from thinwire.memory.attach import MemoryBudget
@@ -56,15 +57,17 @@ class Training:
         trackers: Sequence[Tracker] = (),
         stop: Stop | None = None,
         report: Report = ignore,
+        runtime: Runtime = REAL,
     ) -> None:
         """Build everything; `trackers` are shown each step, beside the metrics file, and closed by whoever made them.
 
         `backups` are for a process that has a machine, and its run folder, to itself. `report` takes what people should know.
+        `runtime` is the clock that steps are timed by.
         """
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.config, self.folder, self.compute, self.group, self.backups = config, folder, compute, group, backups
-        self.trackers, self.stop, self.report = trackers, stop or Stop(), report
+        self.trackers, self.stop, self.report, self.runtime = trackers, stop or Stop(), report, runtime
         self.optimizers = [StageOptimizer(stage, config.train) for stage in compute.stages]
         self.replicated = self.optimizers if config.replicas.count > 1 else []
         """The optimizer of the one stage that has copies in other replicas."""

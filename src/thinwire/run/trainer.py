@@ -7,7 +7,6 @@ begins is `agree.py`'s job, what is left to do at its end `last.py`'s, which che
 from __future__ import annotations
 
 import math
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -57,27 +56,28 @@ class Trainer(Training):
 
     def step(self) -> tuple[dict[str, float], bool]:
         """Do one optimizer step; return what to log, and whether to stop."""
-        step, before, started = self.position.step, self.position.seconds, time.perf_counter()
+        step, before = self.position.step, self.position.seconds
         self.doing = "step" if step > self.started_at.step + 1 else "first steps"
         first_sample = step * self.config.train.batch + self.group.replica * self.share
         with self.stop.abandoning(self.group.abandon):
+            started = self.runtime.now()
             batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, self.share))
             loss = self.compute.step(batch_BT1, step, first_sample)
             for optimizer in self.replicated:
                 self.exchange.gradients({name: tensor.grad for name, tensor in optimizer.named.items() if tensor.grad is not None}, step)
-            outcome = self.settle(loss, started)
+            outcome = self.settle(loss, before + self.runtime.now() - started)
         refuse_divergence(outcome, self.config.train)
         self.keeper.keep(outcome, self.position)
         self.commit(outcome, started)
         return step_figures(self, self.position.seconds - before), outcome.stop
 
-    def settle(self, loss: float | None, started: float) -> Outcome:
-        """Say what this process has to say of a step whose gradients are all there; return what all say together."""
-        step, train, spent, squared = self.position.step, self.config.train, time.perf_counter() - started, 0.0
-        of_checkpoints = self.keeper.speak(self.position.seconds + spent)
+    def settle(self, loss: float | None, seconds: float) -> Outcome:
+        """Say what there is to say here of a step whose gradients are all there, after so many seconds of training; return what all say."""
+        step, limit, squared = self.position.step, self.config.train.seconds, 0.0
+        of_checkpoints = self.keeper.speak(seconds)
         for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
             squared = optimizer.squared_norm() + squared
-        timed_out = train.seconds is not None and self.position.seconds + spent - self.started_at.seconds >= train.seconds
+        timed_out = limit is not None and seconds - self.started_at.seconds >= limit
         stop = self.stop.asked or timed_out
         own = Outcome(step, loss, squared, stop, stopper=self.group.number if stop else -1, timed_out=timed_out, **of_checkpoints)
         self.state = "ready"
@@ -103,7 +103,7 @@ class Trainer(Training):
         for optimizer, rotation_KK in zip(self.optimizers, self.compute.update_shared(step, factor), strict=False):
             optimizer.carry_over(rotation_KK)
             self.exchange.carry_over(rotation_KK, optimizer.axes)
-        seconds = time.perf_counter() - started
+        seconds = self.runtime.now() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds
         self.position = replace(self.position, step=step + 1, seconds=self.position.seconds + seconds)
@@ -115,7 +115,7 @@ class Trainer(Training):
         codec, step = self.compute.codec, self.position.step
         alone = not (codec.moves_after(step) or codec.shares_after(step) or self.exchange.talks_after(step))
         if self.state == "ready" and outcome.step == step and alone:
-            self.commit(outcome, time.perf_counter())
+            self.commit(outcome, self.runtime.now())
 
     def validate(self) -> float:
         """Return the validation loss, which all processes learn."""

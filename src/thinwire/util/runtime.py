@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -39,9 +40,13 @@ class Runtime:
         """Make an event."""
         return threading.Event()
 
-    def thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
-        """Make a thread that does not keep the process alive; `start` begins it."""
-        return threading.Thread(target=target, name=name, daemon=True)
+    def thread(self, name: str, target: Callable[[], None], *, daemon: bool = True) -> threading.Thread:
+        """Make a thread, which does not keep the process alive unless it is no `daemon`; `start` begins it."""
+        return threading.Thread(target=target, name=name, daemon=daemon)
+
+    def end_process(self, code: int) -> NoReturn:
+        """End this process at once, whatever its other threads do."""
+        os._exit(code)
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Make several calls at the same time; return what each returned."""

@@ -1,0 +1,84 @@
+"""What must hold after every run, whatever has happened."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import groupby, pairwise
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from simulation.cluster import Cluster
+from thinwire.link.peer import WorkerId
+
+Reference = dict[tuple[WorkerId, int], str]
+"""The weights of every place after every step of a run to which nothing happens, the steps counted from 0."""
+
+
+def reference_of(cluster: Cluster) -> Reference:
+    """Take what a run has committed to which nothing has happened."""
+    return {(commit.place, commit.step): commit.content for commit in cluster.commits}
+
+
+def check(cluster: Cluster, reference: Reference) -> None:
+    """Raise AssertionError for what must never happen."""
+    check_content(cluster, reference)
+    check_holders(cluster)
+    check_order(cluster)
+    check_files(cluster, reference)
+    check_end(cluster)
+
+
+def check_content(cluster: Cluster, reference: Reference) -> None:
+    """A step is the same wherever, and however often, it is committed."""
+    for commit in cluster.commits:
+        assert commit.content == reference[commit.place, commit.step], f"{commit} is not what an undisturbed run commits"
+
+
+def check_holders(cluster: Cluster) -> None:
+    """In an epoch one process has a place; and one that was replaced never has it again."""
+    holders = defaultdict(list)
+    for commit in sorted(cluster.commits, key=lambda commit: commit.epoch):
+        holders[commit.place].append((commit.epoch, commit.process))
+    for place, pairs in holders.items():
+        for epoch, processes in groupby(pairs, key=lambda pair: pair[0]):
+            found = {process for _, process in processes}
+            assert len(found) == 1, f"{place} has two holders in epoch {epoch}: {sorted(found)}"
+        order = [process for process, _ in groupby(process for _, process in pairs)]
+        assert len(order) == len(set(order)), f"{place} went back to a process that was replaced: {order}"
+
+
+def check_order(cluster: Cluster) -> None:
+    """In an epoch a process commits one step after the other."""
+    steps = defaultdict(list)
+    for commit in cluster.commits:
+        steps[commit.process, commit.epoch].append(commit.step)
+    for who, found in steps.items():
+        assert all(after == before + 1 for before, after in pairwise(found)), f"{who} committed the steps {found}"
+
+
+def check_files(cluster: Cluster, reference: Reference) -> None:
+    """Checkpoints, and copies of them, hold committed steps and nothing else."""
+    for folder in {host.folder for host in cluster.hosts}:
+        for manifest in folder.glob("c*/step-*/stage-*.json"):
+            step, stage = int(manifest.parent.name.removeprefix("step-")), int(manifest.stem.removeprefix("stage-"))
+            weights = load_file(manifest.with_suffix(".safetensors"))[f"layers.{stage}.weight"].tobytes().hex()
+            # Replicas that average their gradients are alike.
+            assert not step or weights == reference[WorkerId(0, stage), step - 1], f"{manifest} holds something else than step {step}"
+
+
+def check_end(cluster: Cluster) -> None:
+    """Whoever was not lost has said how it ended; a run to which only passing things happen reaches its last step."""
+    for host in cluster.hosts:
+        assert host.ended is not None or host.lost or host.starts > len(cluster.plan.faults), f"{host.process} did not say how it ended"
+    steps = cluster.config.train.steps
+    finished = [host for host in cluster.hosts if host.summary is not None and host.summary["steps"] == steps]
+    assert finished or not cluster.plan.must_finish, f"nobody reached the last step: {[host.ended for host in cluster.hosts]}"
+    if finished and not any(fault.disk or fault.kind in ("full disk", "lose") for fault in cluster.plan.faults):
+        for place in cluster.roster.workers:
+            assert any(holds(host.folder, place.stage, steps) for host in cluster.hosts), f"nobody has the last step of {place}"
+
+
+def holds(folder: Path, stage: int, step: int) -> bool:
+    """Tell whether a folder has a stage's part of a checkpoint, or a copy of it."""
+    return any(folder.glob(f"c*/step-{step:06d}/stage-{stage}.json"))
