@@ -162,7 +162,7 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     links = mine.open(contracts)
     for towards, link in ((-1, links.left), (1, links.right)):
         if link is not None:
-            ports[order.stage + towards] = boundary_port(link, codec, 1, CONTEXT, downstream=towards > 0, version=lambda: 0)
+            ports[order.stage + towards] = boundary_port(link, codec, 1, CONTEXT, downstream=towards > 0)
     meter = next(iter(ports.values())).link.meter
     facts = {"congestion": next(iter(ports.values())).link.congestion, "opened": meter.snapshot()}
     engine = Engine(stage, codec, open_group(order.stage, order.stages, ports), 1, order.microbatches)

@@ -74,9 +74,7 @@ class Shape:
             ),
             pipeline=PipelineConfig(stages=self.stages, microbatches=1),
             replicas=ReplicasConfig(count=self.replicas),
-            link=LinkConfig(
-                ping_seconds=1.0, silent_seconds=3.0, reconnect_seconds=RECONNECT_SECONDS, standby_seconds=STANDBY_SECONDS
-            ),
+            link=LinkConfig(ping_seconds=1.0, silent_seconds=3.0, reconnect_seconds=RECONNECT_SECONDS, standby_seconds=STANDBY_SECONDS),
         )
 
 

@@ -6,7 +6,6 @@ stages are joined in a tree with replica 0 at its root, and all that all workers
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections import Counter
@@ -149,7 +148,7 @@ class Control:
 
     def _outcome(self, link: Link) -> Outcome:
         """Receive an outcome."""
-        return decode_outcome(self.receive(link, OUTCOME, "outcome"))
+        return _outcome_of(self.receive(link, OUTCOME, "outcome"))
 
     def basis_downstream(self, data: bytes | None) -> bytes:
         """Pass the first basis on from stage 0 of replica 0; everyone returns its bytes."""
@@ -225,8 +224,12 @@ OUTCOME = fields(FIELDS)
 
 def decode_outcome(message: dict[str, Any]) -> Outcome:
     """Read an outcome that came over a link, refusing anything else."""
-    assert FIELDS.keys() == {field.name for field in dataclasses.fields(Outcome)}
     OUTCOME.check(message, "outcome")
+    return _outcome_of(message)
+
+
+def _outcome_of(message: dict[str, Any]) -> Outcome:
+    """Make an outcome from a message of its form."""
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in message.items()}
     return Outcome(**values)
 

@@ -20,7 +20,7 @@ class EngineModule(nn.Module):
 
     def __init__(self, stage: Stage, dtype: Dtype) -> None:
         super().__init__()
-        self.stage = stage
+        self.stage, self.last = stage, stage.plan.last
         self.step = 0
         self.learning = True
         self.autocast = torch.autocast(stage.device.type, torch.bfloat16, enabled=dtype == "bf16")
@@ -29,7 +29,8 @@ class EngineModule(nn.Module):
         context = Context(self.step, samples_B, self.learning)
         with self.autocast:
             output = self.stage(ids_BT1.long(), payload, context)
-        return output[0] if self.stage.plan.last else (ids_BT1, *output)
+        # torch compares the strides of what is sent with the declared ones
+        return output[0] if self.last else (ids_BT1, *(tensor.contiguous() for tensor in output))
 
 
 class StaticStage(PipelineStage):

@@ -73,11 +73,15 @@ class Training:
         """The optimizer of the one stage that has copies in other replicas."""
         trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
         self.exchange = exchange.make_exchange(config, group.peers, trained)
+        self.share = config.replica_batch
+        """Sequences of a step that are this replica's."""
         self.position = self.started_at = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
         self.state: State = "whole"
         self.outcome: Outcome | None = None
         """Outcome of the last step that was committed."""
+        self.rate = 0.0
+        """Learning rate of that step."""
         self.doing = "start"
         """What this process is about, for whoever watches whether it gets on."""
 
