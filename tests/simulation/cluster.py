@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 from simulation.disk import Disks
 from simulation.memory import MemoryTransport, Network, Node
 from simulation.plan import Fault, Plan
-from simulation.scheduler import Crash, Machine, World
+from simulation.scheduler import Machine, World
 from simulation.work import SimulatedData, SimulatedPipeline
 from thinwire.cluster.membership import Membership
 from thinwire.cluster.places import keep_places, known_places

@@ -51,7 +51,8 @@ class Places:
 
     def worker(self, worker_id: WorkerId) -> Worker:
         """Return who holds a worker id in this epoch."""
-        return self._holders.get(worker_id) or self.roster.worker(worker_id)
+        known = self._holders.get(worker_id) or self.roster.workers.get(worker_id)
+        return known or self.roster.worker(worker_id)  # which raises, with what there is
 
     def called(self, worker_id: WorkerId) -> str:
         """Call a worker id by the name of who holds it, if it has one: `attic (stage 1)`."""
