@@ -159,7 +159,7 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     links = mine.open({worker_id: forms[towards].contract for towards, worker_id in mine.sides.items()})
     for towards, link in ((-1, links.left), (1, links.right)):
         if link is not None:
-            ports[order.stage + towards] = boundary_port(link, codec, forms[towards], version=lambda: 0)
+            ports[order.stage + towards] = boundary_port(link, codec, forms[towards])
     meter = next(iter(ports.values())).link.meter
     facts = {"congestion": next(iter(ports.values())).link.congestion, "opened": meter.snapshot()}
     engine = Engine(stage, payloads_of(stage, codec, 1), open_group(order.stage, order.stages, ports), 1, order.microbatches)

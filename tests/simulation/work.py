@@ -53,6 +53,9 @@ class SimulatedStage(nn.Module):
     def copies(self) -> list[Any]:
         return []
 
+    def drop_shared_gradients(self) -> None:
+        """Drop nothing: nothing is shared."""
+
     def figures(self) -> dict[str, float]:
         return {}
 
@@ -133,11 +136,12 @@ class SimulatedPipeline(WorkerPipeline):
     def make_engine(self, stage: Any) -> Any:
         return HashEngine(stage, self.ports, self.runtime, self.slowness)
 
-    def update_shared(self, step: int, rate_factor: float) -> None:
+    def update_shared(self, step: int, rate_factor: float) -> list[Tensor]:
         """Be the last thing that happens when a step is committed."""
-        super().update_shared(step, rate_factor)
+        rotations = super().update_shared(step, rate_factor)
         (stage,) = self.stages
         self.committed(self.links.everyone()[0].epoch, step, stage.content().hex())  # type: ignore[operator]
+        return rotations
 
 
 def mixed(*parts: bytes) -> bytes:

@@ -189,11 +189,9 @@ class Stage(nn.Module):
         for layer in self.plan.layers:
             stream = runner.run(partial(self._layer, layer, static, each), stream)
         if self.plan.last:
-            output: tuple[Tensor, ...] = (runner.run(partial(self._finish, static, targets_BT), stream),)
-        else:
-            output = tuple(tensor.contiguous() for tensor in self._end(self.exits)(stream, ids_BT, context))
+            stream = runner.run(partial(self._finish, static, targets_BT), stream)
         static.forget()
-        return output
+        return (stream,) if self.plan.last else self._end(self.exits)(stream, ids_BT, context)
 
     def _layer(self, layer: int, static: Static, each: Pass, stream: Tensor) -> Tensor:
         """Run one layer; on the last stage open the stream to D channels where the free layers begin."""
@@ -216,6 +214,11 @@ class Stage(nn.Module):
     def copies(self) -> list[Shared]:
         """List this stage's copies of what the stage before owns."""
         return [module for module in self.entries.modules() if isinstance(module, Shared)]
+
+    def drop_shared_gradients(self) -> None:
+        """Forget the gradients of what is shared with the neighbours: they count only in the steps after which it is updated."""
+        for shared in (*self.owned(), *self.copies()):
+            shared.weight.grad = None
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return by name the parameters that this stage's optimizer updates: all but those shared with a neighbour."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -76,20 +76,18 @@ def boundary_form(codec: Codec, batch: int, context: int, microbatches: int, *, 
 class Port:
     """One neighbour: number, pack and send what leaves; receive, check and unpack what comes."""
 
-    def __init__(
-        self, link: Link, codec: Codec, outgoing: Sequence[Slot], incoming: Sequence[Slot], tokens: int, version: Callable[[], int]
-    ) -> None:
-        """Carry these tensors each way, so many tokens at a time; `version` tells the basis in use."""
-        self.link, self.codec, self.outgoing, self.incoming, self.tokens, self.version = link, codec, outgoing, incoming, tokens, version
+    def __init__(self, link: Link, codec: Codec, outgoing: Sequence[Slot], incoming: Sequence[Slot], tokens: int) -> None:
+        """Carry these tensors each way, so many tokens at a time."""
+        self.link, self.codec, self.outgoing, self.incoming, self.tokens = link, codec, outgoing, incoming, tokens
+        self.forms = [form(slot) for slot in outgoing]
         self.meter = Meter()
-        self.counting = True
         self.posted: deque[Receipt] = deque()
         self.begin(0)
 
-    def begin(self, number: int, counting: bool = True) -> None:
-        """Start run `number` of the engine (a step or an evaluation): both ends count the frames of a run alike."""
+    def begin(self, number: int, *, version: int = 0, counting: bool = True) -> None:
+        """Start run `number` of the engine (a step or an evaluation) in a version of the basis: both ends count its frames alike."""
         assert not self.posted, "receives of the run before are still posted"
-        self.number, self.counting, self.sent, self.taken = number, counting, 0, 0
+        self.number, self.version, self.counting, self.sent, self.taken = number, version, counting, 0, 0
 
     def send(self, tensor: Tensor) -> None:
         started = time.perf_counter()
@@ -98,9 +96,7 @@ class Port:
         data = slot.pack(self.codec, tensor.detach())
         self.sent += 1
         self.meter.encode_seconds += time.perf_counter() - started
-        if self.counting:
-            self._count(slot, len(data))
-        wanted = form(slot)
+        wanted = self.forms[index]
         header = Header(
             Kind.DATA,
             Channel.BOUNDARY,
@@ -108,15 +104,18 @@ class Port:
             step=self.number,
             microbatch=microbatch,
             tensor=index,
-            basis_version=self.version(),
+            basis_version=self.version,
             dtype=wanted.dtype,
             dims=wanted.dims,
             length=len(data),
             total=len(data),
         )
         self.link.send(Frame(header, data))
+        self._count(slot, len(data))
 
     def _count(self, slot: Slot, size: int) -> None:
+        if not self.counting:
+            return
         if slot.direction == "backward":
             self.meter.backward += size
             return
@@ -133,21 +132,20 @@ class Port:
     def take(self) -> Tensor:
         """Receive the next tensor of the run."""
         started = time.perf_counter()
-        frame = self.link.receive(Channel.BOUNDARY, basis_version=self.version())
+        frame = self.link.receive(Channel.BOUNDARY, basis_version=self.version)
         arrived = time.perf_counter()
         slot = self.incoming[self.taken % len(self.incoming)]
-        tensor = slot.unpack(self.codec, frame.payload)
         self.taken += 1
-        if self.counting:
-            self._count(slot, len(frame.payload))
+        self._count(slot, len(frame.payload))
+        tensor = slot.unpack(self.codec, frame.payload)
         self.meter.wait_seconds += arrived - started
         self.meter.decode_seconds += time.perf_counter() - arrived
         return tensor
 
 
-def boundary_port(link: Link, codec: Codec, form: BoundaryForm, version: Callable[[], int]) -> Port:
-    """Make the port to a neighbour; `version` tells the basis in use."""
-    return Port(link, codec, form.outgoing, form.incoming, form.tokens, version)
+def boundary_port(link: Link, codec: Codec, form: BoundaryForm) -> Port:
+    """Make the port to a neighbour."""
+    return Port(link, codec, form.outgoing, form.incoming, form.tokens)
 
 
 class Receipt(dist.Work):

@@ -57,7 +57,7 @@ class Engine:
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients of the batch's mean loss; the last stage returns the loss, the others None."""
         losses = self._run(batch_BT1, step, first_sample, learning=True)
-        return sum(float(loss.detach()) for loss in losses) if self.stage.plan.last else None
+        return sum(float(loss.detach()) for loss in losses) if self.module.last else None
 
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0) -> list[float]:

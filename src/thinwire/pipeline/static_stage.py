@@ -25,7 +25,7 @@ class EngineModule(nn.Module):
 
     def __init__(self, stage: Stage, dtype: Dtype) -> None:
         super().__init__()
-        self.stage, self.device, self.loss_dtype = stage, stage.device, stage.dtype
+        self.stage, self.last, self.device, self.loss_dtype = stage, stage.plan.last, stage.device, stage.dtype
         self.step = 0
         self.learning = True
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
@@ -34,7 +34,8 @@ class EngineModule(nn.Module):
         context = Context(self.step, samples_B, self.learning)
         with self.autocast:
             output = self.stage(ids_BT1.long(), payload, context)
-        return output[0] if self.stage.plan.last else (ids_BT1, *output)
+        # torch compares the strides of what is sent with the declared ones
+        return output[0] if self.last else (ids_BT1, *(tensor.contiguous() for tensor in output))
 
 
 class StaticStage(PipelineStage):

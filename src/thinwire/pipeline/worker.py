@@ -19,7 +19,7 @@ from thinwire.pipeline import forms
 from thinwire.pipeline.backend import BoundaryForm, Port, boundary_form, boundary_port, open_group
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.engine import Engine
-from thinwire.pipeline.inprocess import build_codec, drop_shared_gradients, gradient_of
+from thinwire.pipeline.inprocess import build_codec, gradient_of
 from thinwire.pipeline.links import Links
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.outcome import Outcome, of_replica
@@ -95,7 +95,7 @@ class WorkerPipeline:
         index = stage.plan.index
         self.links, self.group = links, group
         self.ports = {
-            index + side: boundary_port(link, self.cuts[side], self.boundaries[side], lambda: stage.stream.version)
+            index + side: boundary_port(link, self.cuts[side], self.boundaries[side])
             for side, link in ((-1, links.left), (1, links.right))
             if link is not None
         }
@@ -156,13 +156,14 @@ class WorkerPipeline:
         return Outcome(START, None, 0.0, turn_seconds=turn, delay_seconds=latency + transmission)
 
     def _begin(self, counting: bool) -> None:
+        version = self.stages[0].stream.version  # which moves between runs alone
         for port in self.ports.values():
-            port.begin(self.runs, counting)
+            port.begin(self.runs, version=version, counting=counting)
         self.runs += 1
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
-        for link in self.links.everyone():
+        for link in self.links.across.values():
             if link.error is not None:  # one that this step may not need: whoever was replaced there must not wait until one does
                 raise link.error
         self._begin(counting=True)
@@ -203,20 +204,18 @@ class WorkerPipeline:
     def figures(self, seconds: float) -> dict[str, float]:
         """Return what there is to tell of the last step: of links the Mbit/s sent to each neighbour, socket bytes counted."""
         index, peers = self.stages[0].plan.index, self.group.peers
+        sent: dict[str, float] = {}
         spans = self.waits.take_seconds()
-        spans["wait_seconds"] += peers.take_wait()
+        if peers.count > 1:
+            spans["wait_seconds"] += peers.take_wait()
+            sent["exchange_bytes"] = peers.take_sent()
+        for peer, port in self.ports.items():
+            rate = (port.link.meter.sent.socket - self.sent_before[peer]) * 8e-6 / seconds
+            sent["left_mbps" if peer < index else "right_mbps"] = rate
         seen = Traffic([self.ports[beside].meter for beside in (index + 1, index - 1) if beside in self.ports][:1])
-        return {
-            "bytes_per_token": seen.per_token("forward") + seen.per_token("backward"),
-            "compute_seconds": seconds - sum(spans.values()),
-            **spans,
-            **self.stages[0].figures(),
-            **({"exchange_bytes": peers.take_sent()} if peers.count > 1 else {}),
-            **{
-                f"{'left' if peer < index else 'right'}_mbps": (port.link.meter.sent.socket - self.sent_before[peer]) * 8e-6 / seconds
-                for peer, port in self.ports.items()
-            },
-        }
+        size = seen.per_token("forward") + seen.per_token("backward")
+        compute = seconds - sum(spans.values())
+        return {"bytes_per_token": size, "compute_seconds": compute, **spans, **self.stages[0].figures(), **sent}
 
     def totals(self) -> list[dict[str, Any]]:
         """Return what this worker reports: the boundary behind its stage is its own, the one before it the previous stage's."""
@@ -224,10 +223,17 @@ class WorkerPipeline:
         links = [link.meter.snapshot() for link in self.links.everyone()]
         return [{"boundary": behind and behind.meter.counts(), "links": links, "exchange": self.group.peers.sent}]
 
-    def move_basis(self, step: int) -> list[Tensor]:
-        """Go over to the basis that the last stage proposes, if the codec moves it after this step."""
-        if not self.codec.moves_after(step):
-            return []
+    def update_shared(self, step: int, rate_factor: float) -> list[Tensor]:
+        """Change what stages share, if the codec does so after this step; return the rotation to a new basis."""
+        moves, shares = self.codec.moves_after(step), self.codec.shares_after(step)
+        rotations = self._move_basis() if moves else []
+        if shares:
+            self._update_copies(rate_factor)
+        self.stages[0].drop_shared_gradients()
+        return rotations
+
+    def _move_basis(self) -> list[Tensor]:
+        """Go over to the basis that the last stage proposes."""
         stream = self.stages[0].stream
         basis = stream.basis()
         assert basis is not None
@@ -236,13 +242,7 @@ class WorkerPipeline:
         basis_DK = from_raw_bytes(self.group.basis_upstream(data), spec).to(basis.device)
         return [stream.go_over(basis_DK, stream.version + 1)]
 
-    def update_shared(self, step: int, rate_factor: float) -> None:
-        """Update what is shared, if the codec does so after this step."""
-        if self.codec.shares_after(step):
-            self._update_shared(rate_factor)
-        drop_shared_gradients(self.stages[0])
-
-    def _update_shared(self, rate_factor: float) -> None:
+    def _update_copies(self, rate_factor: float) -> None:
         """Send the copies' gradients upstream, update what is owned here, and take the copies' new values.
 
         Whatever the exchange, replicas average these gradients: parameters on a manifold cannot be averaged afterwards.

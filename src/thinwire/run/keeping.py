@@ -64,7 +64,8 @@ class Keeper:
         self.saved, self.begun = self._period(position.step), restored is not None
         if restored is not None:
             self.confirmed = max(self.confirmed, position.step)
-            self._offer(restored.name)
+            if self.backups is not None:
+                self.backups.offer(restored.name)
         self.saver.everyone = self.confirmed
 
     def forget_newer(self, position: Position, restored: Path | None, *, must: bool) -> None:
@@ -97,19 +98,16 @@ class Keeper:
         elif name not in mine:
             raise ProtocolError("vote", name, "a checkpoint that this process has, for no neighbour keeps copies")
 
-    def _offer(self, name: str) -> None:
-        if self.backups is not None:
-            self.backups.offer(name)
-
-    def speak(self, own: Outcome, seconds: float) -> Outcome:
-        """Add to what this process says of a step what it has on its disk, after so many seconds of training.
+    def speak(self, seconds: float) -> dict[str, Any]:
+        """Return what this process says of a step for its checkpoints: what is on its disk, after so many seconds of training.
 
         Whoever has trained for long enough to want a first checkpoint tells all others.
         """
-        saved = self.saver.written
-        uncopied = () if self.backups is None else self.backups.uncopied()
         late = bool(self.every) and not self.begun and seconds >= FIRST_SECONDS
-        return replace(own, saved=saved, copied=self.copied(saved), uncopied=uncopied, save=late)
+        saved = self.saver.written
+        if self.backups is None:
+            return {"save": late, "saved": saved, "copied": saved}  # where there are no copies none is missing
+        return {"save": late, "saved": saved, "copied": self.backups.copied(saved), "uncopied": self.backups.uncopied()}
 
     def _period(self, step: int) -> int:
         return step // self.every if self.every else 0
@@ -140,12 +138,14 @@ class Keeper:
             self.confirm(safe)
         if newest > self.offered and self.offered in (-1, *outcome.copied, *outcome.uncopied):
             self.offered = newest
-            self._offer(checkpoint.checkpoint_folder(self.folder, replace(position, step=newest), self.facts).name)
+            if self.backups is not None:
+                self.backups.offer(checkpoint.checkpoint_folder(self.folder, replace(position, step=newest), self.facts).name)
+        if self.saver.problem != self.problem:
+            self.tell()
         needed = (*sorted(outcome.saved)[-2:], self.confirmed, self.offered)
         if outcome.saved and needed != self.kept:
             self.kept = needed
             self.saver.confirm(newest, needed)
-        self.tell()
 
     def confirm(self, step: int) -> None:
         """Note that everyone has a checkpoint of this step, and every keeper a copy."""
@@ -155,11 +155,9 @@ class Keeper:
 
     def tell(self) -> None:
         """Warn of a checkpoint that was not written, once."""
-        problem = self.saver.problem
-        if problem != self.problem:
-            self.problem = problem
-            if problem is not None:
-                warn(f"{problem}, and the next one tries again")
+        self.problem = self.saver.problem
+        if self.problem is not None:
+            warn(f"{self.problem}, and the next one tries again")
 
     def finish(self) -> str | None:
         """Wait until the last snapshot is on the disk; return why it is not."""

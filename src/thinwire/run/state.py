@@ -75,6 +75,8 @@ class Training:
         for optimizer in self.optimizers:
             trained |= optimizer.named
         self.exchange = exchange.make_exchange(config, group.peers, trained)
+        self.share = config.replica_batch
+        """Sequences of a step that are this replica's."""
         first, last = compute.stages[0].plan, compute.stages[-1].plan
         self.has_first = first.first
         """Whether the first stage is here."""
@@ -84,6 +86,8 @@ class Training:
         self.state: State = "whole"
         self.outcome: Outcome | None = None
         """Outcome of the last step that was committed."""
+        self.rate = 0.0
+        """Learning rate of that step."""
         self.doing = "start"
         """What this process is about, for whoever watches whether it gets on."""
 

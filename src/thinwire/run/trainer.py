@@ -56,29 +56,30 @@ class Trainer(Training):
 
     def step(self) -> tuple[dict[str, float], bool]:
         """Do one optimizer step; return what to log, and whether to stop."""
-        step, started, share = self.position.step, self.runtime.now(), self.config.replica_batch
+        step, before = self.position.step, self.position.seconds
         self.doing = "step" if step > self.started_at.step + 1 else "first steps"
-        first_sample = step * self.config.train.batch + self.group.replica * share
-        batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, share))
+        first_sample = step * self.config.train.batch + self.group.replica * self.share
         with self.stop.abandoning(self.group.abandon):
+            started = self.runtime.now()
+            batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, self.share))
             loss = self.compute.step(batch_BT1, step, first_sample)
             for optimizer in self.replicated:
                 self.exchange.gradients({name: tensor.grad for name, tensor in optimizer.named.items() if tensor.grad is not None}, step)
-            outcome = self.settle(loss, started)
+            outcome = self.settle(loss, before + self.runtime.now() - started)
         refuse_divergence(outcome, self.config.train)
         self.keeper.keep(outcome, self.position)
         self.commit(outcome, started)
-        return step_figures(self, outcome, self.runtime.now() - started), outcome.stop
+        return step_figures(self, self.position.seconds - before), outcome.stop
 
-    def settle(self, loss: float | None, started: float) -> Outcome:
-        """Say what this process has to say of a step whose gradients are all there; return what all say together."""
-        step, train, spent, squared = self.position.step, self.config.train, self.runtime.now() - started, 0.0
+    def settle(self, loss: float | None, seconds: float) -> Outcome:
+        """Say what there is to say here of a step whose gradients are all there, after so many seconds of training; return what all say."""
+        step, limit, squared = self.position.step, self.config.train.seconds, 0.0
+        of_checkpoints = self.keeper.speak(seconds)
         for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
             squared = optimizer.squared_norm() + squared
-        timed_out = train.seconds is not None and self.position.seconds + spent - self.started_at.seconds >= train.seconds
+        timed_out = limit is not None and seconds - self.started_at.seconds >= limit
         stop = self.stop.asked or timed_out
-        own = Outcome(step, loss, squared, stop, stopper=self.group.number if stop else -1, timed_out=timed_out)
-        own = self.keeper.speak(own, self.position.seconds + spent)
+        own = Outcome(step, loss, squared, stop, stopper=self.group.number if stop else -1, timed_out=timed_out, **of_checkpoints)
         self.state = "ready"
         return self.group.settle(own, meeting=self.exchange.meets(step), alike=self.exchange.talks_before(step))
 
@@ -88,24 +89,25 @@ class Trainer(Training):
         Its outcome has come: every stage has its gradients, so whoever is behind can follow. Weights, what replicas exchange of them,
         basis, shared parameters and position change together; in between the state is `committing`, and nothing of it is ever kept.
         """
-        step, factor, train = outcome.step, rate_factor(outcome.step, self.config.train), self.config.train
+        step, train = outcome.step, self.config.train
         self.state, self.outcome = "committing", outcome
+        scale, factor = clip_scale(outcome.norm, train.clip), rate_factor(step, train)
         for optimizer in self.optimizers:
-            optimizer.step(factor, clip_scale(outcome.norm, train.clip))
-        self.exchange.commit()
+            optimizer.step(factor, scale)
         for optimizer in self.replicated:
+            self.exchange.commit()  # what `gradients` has proposed
             waits = self.exchange.talks_after(step)  # on a thin line that takes as long as the step
             with self.stop.abandoning(self.group.abandon) if waits else nullcontext():
                 self.exchange.parameters({name: tensor.data for name, tensor in optimizer.named.items()}, optimizer, step)
             self.exchange.commit()
-        for optimizer, rotation_KK in zip(self.optimizers, self.compute.move_basis(step), strict=False):
+        for optimizer, rotation_KK in zip(self.optimizers, self.compute.update_shared(step, factor), strict=False):
             optimizer.carry_over(rotation_KK)
             self.exchange.carry_over(rotation_KK, optimizer.axes)
-        self.compute.update_shared(step, factor)
         seconds = self.runtime.now() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds
         self.position = replace(self.position, step=step + 1, seconds=self.position.seconds + seconds)
+        self.rate = train.rate * factor
         self.state = "whole"
 
     def catch_up(self, outcome: Outcome) -> None:
