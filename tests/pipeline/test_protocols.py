@@ -138,7 +138,7 @@ def groups_over_links(identities: list[Identity], replicas: int, stages: int) ->
     ]
 
     def join(neighbours: Neighbours) -> Group:
-        links = neighbours.open(dict.fromkeys((*neighbours.sides.values(), *neighbours.copies.values()), Contract()))
+        links = neighbours.open(dict.fromkeys((*neighbours.sides.values(), *neighbours.in_replicas.values()), Contract()))
         return join_group(config, neighbours.worker_id, links, neighbours.interrupt)
 
     try:

@@ -1,6 +1,6 @@
 """Copies of checkpoints with the neighbour: each worker sends its own to the next stage (the last to the one before), in spare bandwidth.
 
-Files go over the bulk channel, which waits for every payload, in pieces that carry their place; a copy counts once its length and its
+Files go over the bulk channel, which waits for every payload, in pieces that carry their offset; a copy counts once its length and its
 sha256 are what its manifest says. Knows files and links, not what is in the files.
 """
 

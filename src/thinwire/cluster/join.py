@@ -55,7 +55,7 @@ def join(command: JoinCommand) -> None:
     member = Membership(
         config=command.config, places=places, identity=identity, stage=worker_id.stage, replica=worker_id.replica, listen=command.listen
     )
-    go_on = go_on_command("join", command.run, words_again(command))
+    go_on = go_on_command("join", command.run, options_again(command))
     with farewell(command.run, go_on, None):
         summary = train_member(command, member, stop, server)
     if summary["val_loss"] is not None:
@@ -67,7 +67,7 @@ def join(command: JoinCommand) -> None:
         StandbyClient(places.roster, Endpoint(identity), server.me.id if server else WorkerId(0, 0), command.config).ask_all("over")
 
 
-def words_again(command: JoinCommand) -> list[str]:
+def options_again(command: JoinCommand) -> list[str]:
     """Return the options with which this machine goes on; its settings are in the run folder."""
     worker_id = ["--standby"] if command.stage is None else ["--stage", str(command.stage)]
     replica = ["--replica", str(command.replica)] if command.replica else []

@@ -45,7 +45,7 @@ class Neighbours:
         self.sides = worker_id.sides(config.pipeline.stages)
         """The workers before (-1) and behind (1) this one."""
         graph = make_graph(config.replicas.graph, config.replicas.count)
-        self.copies = {replica: WorkerId(replica, worker_id.stage) for replica in graph.neighbours(worker_id.replica)}
+        self.in_replicas = {replica: WorkerId(replica, worker_id.stage) for replica in graph.neighbours(worker_id.replica)}
         """The workers of this stage in the replicas that this one is joined with."""
         self.stopping = False
         """Whether the links were told that the run is to end at once; those that are opened now are told too."""
@@ -82,9 +82,9 @@ class Neighbours:
             self.interrupt()
         for link in list(self.opened.values()):
             link.wait_open(timeout)
-        across = {worker_id.replica: link for worker_id, link in self.opened.items() if worker_id.replica != self.worker_id.replica}
+        replicas = {worker_id.replica: link for worker_id, link in self.opened.items() if worker_id.replica != self.worker_id.replica}
         left, right = (self.opened.get(self.sides[side]) if side in self.sides else None for side in (-1, 1))
-        return Links(left, right, across)
+        return Links(left, right, replicas)
 
     def dialled(self, peer: WorkerId) -> str | None:
         """Return the address that is dialled to reach a peer; None: it dials in."""

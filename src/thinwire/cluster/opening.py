@@ -53,8 +53,8 @@ def open_stage(
     worker = neighbours.worker_id
     compute = make(config, worker.stage, choose_device(config.device), known)
     contracts = {beside: compute.boundaries[side].contract for side, beside in neighbours.sides.items()}
-    if neighbours.copies:
-        contracts |= dict.fromkeys(neighbours.copies.values(), exchange_contract())
+    if neighbours.in_replicas:
+        contracts |= dict.fromkeys(neighbours.in_replicas.values(), exchange_contract())
     links = neighbours.open(contracts, epoch)
     (stage,) = compute.stages
     parameters = sum(parameter.numel() for parameter in stage.parameters())

@@ -83,7 +83,7 @@ def train_stage(
 
     `replacing`: this process takes the place of one that was lost. `copies`: neighbours keep each other's checkpoints, for stages that
     are on different machines. `report` takes what people should know (news.py), `stuck` why this process ends itself. `server`: where a
-    standby that has taken this place goes on to answer. `make`: what computes the stage. `data`: opened already, where this is a first
+    standby that holds this worker id goes on to answer. `make`: what computes the stage. `data`: opened already, where this is a first
     stage.
     """
     config, stop, neighbours = member.config, stop or Stop(), member.neighbours("train")

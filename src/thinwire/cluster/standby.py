@@ -39,7 +39,7 @@ OPTIONS = LinkOptions(reconnect_seconds=ASK_SECONDS, close_seconds=1.0)
 MOST_ASKERS = 16
 """Questions answered at once; who comes beyond them asks again."""
 POLL_SECONDS = 0.1
-Word = Literal["which", "take", "over"]
+Question = Literal["which", "take", "over"]
 """Which worker id do you hold? Take this one, if you hold none. The run is over."""
 
 
@@ -72,7 +72,7 @@ class StandbyClient:
     def terms(self) -> Terms:
         return Terms(run_for_standbys(self.roster), shared_settings(self.config), self.worker_id)
 
-    def ask(self, standby: Worker, word: Word, worker_id: WorkerId | None = None) -> Answer:
+    def ask(self, standby: Worker, word: Question, worker_id: WorkerId | None = None) -> Answer:
         """Ask one standby."""
         link = Link.connect(standby, self.endpoint, self.terms, CONTRACT, options=OPTIONS, service=SERVICE)
         try:
@@ -84,7 +84,7 @@ class StandbyClient:
         finally:
             link.close()
 
-    def ask_all(self, word: Word = "which") -> list[Answer]:
+    def ask_all(self, word: Question = "which") -> list[Answer]:
         """Ask all standbys but this one at the same time; return what they said, in the order of the roster."""
         others = [standby for standby in self.roster.standbys if standby.id != self.worker_id]
         return self.endpoint.runtime.together([partial(self.ask, standby, word) for standby in others])
@@ -212,5 +212,5 @@ def worker_id_in(message: dict[str, Any]) -> WorkerId | None:
     if pair is None:
         return None
     if not isinstance(pair, list) or len(pair) != 2 or any(type(number) is not int or not 0 <= number < 2**32 for number in pair):
-        raise ProtocolError("place", pair, "a replica and a stage")
+        raise ProtocolError("worker id", pair, "a replica and a stage")
     return WorkerId(*pair)

@@ -241,7 +241,7 @@ class Link:
 
     @property
     def refused(self) -> bool:
-        """Tell whether the peer was reached and did not want this worker: another one may have its place."""
+        """Tell whether the peer was reached and did not want this worker: another one may hold its worker id."""
         return self.state != "open" and self._session.problem.refusal
 
     @property

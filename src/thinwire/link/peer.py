@@ -15,7 +15,7 @@ HOST_LETTERS = 253
 
 @dataclass(frozen=True, order=True)
 class WorkerId:
-    """Where a worker stands."""
+    """Which stage of which replica a worker is."""
 
     replica: int
     stage: int
@@ -24,11 +24,11 @@ class WorkerId:
         return f"standby {self.stage}" if self.replica == STANDBYS else f"replica {self.replica} stage {self.stage}"
 
     def beside(self, side: int) -> WorkerId:
-        """Return the place before (-1) or behind (1) in the same replica."""
+        """Return the worker id before (-1) or behind (1) in the same replica."""
         return WorkerId(self.replica, self.stage + side)
 
     def sides(self, stages: int) -> dict[int, WorkerId]:
-        """Return the places before (-1) and behind (1) that there are in a replica of so many stages."""
+        """Return the worker ids before (-1) and behind (1) that there are in a replica of so many stages."""
         return {side: self.beside(side) for side in (-1, 1) if 0 <= self.stage + side < stages}
 
 

@@ -163,7 +163,7 @@ class WorkerPipeline:
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
-        for link in self.links.across.values():
+        for link in self.links.replicas.values():
             if link.error is not None:  # one that this step may not need: whoever was replaced there must not wait until one does
                 raise link.error
         self._begin(counting=True)

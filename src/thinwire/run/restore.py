@@ -5,7 +5,6 @@ Everyone sees the same votes, so everyone decides alike. Reading the checkpoint 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,13 +82,3 @@ def held_for_each(votes: Sequence[dict[str, Any]], stages: int) -> list[list[str
         first = worker - worker % stages  # that of its replica
         found.append([name for vote in votes[first : first + stages] for name in vote["copies"].get(str(worker - first), [])])
     return found
-
-
-def last_loss(metrics: Path, step: int) -> float | None:
-    """Return the loss that the metrics file tells of a step that was done before this process was started."""
-    try:
-        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()[-1:]]
-    except (OSError, ValueError):
-        return None
-    found: list[Any] = [line.get("loss") for line in lines if isinstance(line, dict) and line.get("step") == step]
-    return found[0] if found and type(found[0]) is float else None

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from thinwire.metrics.track import JsonLines
+from thinwire.metrics.track import JsonLines, last_loss
 from thinwire.optim.optimizers import clip_scale, rate_factor
 from thinwire.pipeline.outcome import EVALUATION, Outcome
 from thinwire.pipeline.protocols import Abandoned
 from thinwire.run.figures import step_figures
 from thinwire.run.last import conclude, end_early, keep_last
-from thinwire.run.restore import last_loss
 from thinwire.run.state import Training
 from thinwire.run.telling import refuse_divergence, tell_who_stops
 
@@ -33,7 +32,9 @@ class Trainer(Training):
         A run of several processes that is to end at once raises what its links raise: whoever opened them sees to the rest.
         """
         train, stopped = self.config.train, False
-        loss = last_loss(self.metrics_path, self.position.step) or math.nan  # if there is no step left to do
+        loss = math.nan
+        if self.position.step >= train.steps:  # there is no step left to do
+            loss = last_loss(self.metrics_path, self.position.step) or math.nan
         try:
             with self.stop.listening(), self.memory or nullcontext(), JsonLines(self.metrics_path, resumed=self.position.step) as metrics:
                 while self.position.step < train.steps and not stopped:
