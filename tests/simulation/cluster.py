@@ -13,7 +13,7 @@ from typing import Any
 from simulation.disk import Disks
 from simulation.memory import MemoryTransport, Network, Node
 from simulation.plan import Fault, Plan
-from simulation.scheduler import Crash, Machine, World
+from simulation.scheduler import Machine, Pool, World
 from simulation.work import SimulatedData, SimulatedPipeline
 from thinwire.cluster.membership import Membership
 from thinwire.cluster.places import keep_places, known_places
@@ -76,9 +76,9 @@ class Host:
 class Cluster:
     """A run of a plan."""
 
-    def __init__(self, plan: Plan, identities: list[Identity], folder: Path, disks: Disks) -> None:
+    def __init__(self, plan: Plan, identities: list[Identity], folder: Path, disks: Disks, pool: Pool) -> None:
         self.plan, self.config, self.disks = plan, plan.shape.config, disks
-        self.world = World(plan.seed)
+        self.world = World(plan.seed, pool)
         self.network = Network(self.world)
         self.commits: list[Commit] = []
         self.begun = False
@@ -101,7 +101,7 @@ class Cluster:
 
     def supervise(self, outside: Machine, host: Host) -> None:
         """Start a worker, and start it again when it was lost; what it says at its end is the end of it."""
-        while host.ended is None and not host.lost and host.starts < FAILED_STARTS:
+        while host.ended is None and not host.lost and host.starts < FAILED_STARTS and not self.is_needless(host):
             host.starts += 1
             offset, rate = self.plan.clocks[host.number]
             host.node = node = Node(self.network, f"machine {host.number}", offset=offset, rate=rate)
@@ -112,9 +112,13 @@ class Cluster:
             outside.sleep(host.restart_after if host.ended is None else 0.0)
         self.world.note(host.process, f"over: {host.ended or 'lost'}")
         host.over = True
-        if all(each.over for each in self.hosts if each.listed.replica != STANDBYS):
-            for each in self.hosts:  # whoever still stands by, a person ends
-                each.stop.wish(now=False) if each.place is None else None
+        for each in self.hosts:
+            if self.is_needless(each):  # a person ends it
+                each.stop.wish(now=False)
+
+    def is_needless(self, host: Host) -> bool:
+        """Tell whether a machine stands by for a run that nobody is in any more."""
+        return host.listed.replica == STANDBYS and host.place is None and all(each.over for each in self.hosts[: self.plan.workers])
 
     def work(self, host: Host) -> None:
         """Be a process: what it raises is noted, and nothing of it stays."""

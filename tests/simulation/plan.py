@@ -125,4 +125,5 @@ def make_fault(draw: random.Random, machines: int) -> Fault:
     machine, other = draw.sample(range(machines), 2)
     long = draw.random() < 0.3
     seconds = draw.uniform(SHORT_SECONDS, LONG_SECONDS) if long else draw.uniform(0.05, SHORT_SECONDS)
-    return Fault(draw.uniform(0.0, 1.3 * RUN_SECONDS), kind, machine, other, seconds, disk=kind == "crash" and draw.random() < 0.25)
+    at = draw.uniform(0.0, RUN_SECONDS if draw.random() < 0.7 else 10 * RUN_SECONDS)
+    return Fault(at, kind, machine, other, seconds, disk=kind == "crash" and draw.random() < 0.25)
