@@ -70,7 +70,7 @@ def check_files(cluster: Cluster, reference: Reference) -> None:
 def check_end(cluster: Cluster) -> None:
     """Whoever was not lost has said how it ended; a run to which only passing things happen reaches its last step."""
     for host in cluster.hosts:
-        silent = host.ended is None and not host.lost and not cluster.is_needless(host)
+        silent = not host.ended and not host.lost and not cluster.is_needless(host)
         assert not silent, f"{host.process} did not say how it ended"
     steps = cluster.config.train.steps
     finished = [host for host in cluster.hosts if host.summary is not None and host.summary["steps"] == steps]

@@ -47,8 +47,8 @@ class Disks:
                 write(copies, neighbour, piece)
 
             stack.enter_context(mock.patch.object(Copies, "_write", checked))
-            stack.enter_context(mock.patch("os.fsync", lambda number: None))
-            stack.enter_context(mock.patch("shutil.disk_usage", lambda folder: SimpleNamespace(free=0)))
+            stack.enter_context(mock.patch("os.fsync"))
+            stack.enter_context(mock.patch("shutil.disk_usage", return_value=SimpleNamespace(free=0)))
             yield
 
     def _checked(self, write: Callable[..., Any]) -> Callable[..., Any]:

@@ -268,4 +268,3 @@ class MemoryTransport:
     def close(self) -> None:
         if self._acceptor is not None and self.network.acceptors.get(self._acceptor.where) is self._acceptor:
             del self.network.acceptors[self._acceptor.where]
-

@@ -27,6 +27,7 @@ LONG_SECONDS = 15.0
 """Of what does not end the run, and of what lets the others look for a replacement."""
 RECONNECT_SECONDS = 30.0
 STANDBY_SECONDS = 6.0
+MOST_STEPS = 5
 RUN_SECONDS = 1.2
 """About as long as an undisturbed run takes."""
 
@@ -74,9 +75,7 @@ class Shape:
             ),
             pipeline=PipelineConfig(stages=self.stages, microbatches=1),
             replicas=ReplicasConfig(count=self.replicas),
-            link=LinkConfig(
-                ping_seconds=1.0, silent_seconds=3.0, reconnect_seconds=RECONNECT_SECONDS, standby_seconds=STANDBY_SECONDS
-            ),
+            link=LinkConfig(ping_seconds=1.0, silent_seconds=3.0, reconnect_seconds=RECONNECT_SECONDS, standby_seconds=STANDBY_SECONDS),
         )
 
 
@@ -110,7 +109,7 @@ def make_plan(seed: int) -> Plan:
     stages, replicas = draw.choice([(2, 1), (3, 1), (3, 1), (3, 1), (4, 1), (4, 1), (5, 1), (2, 2), (2, 2), (3, 2)])
     supervised = draw.random() < 0.3
     standbys = 0 if supervised or stages * replicas > 4 else draw.choice([0, 1, 1, 2])
-    shape = Shape(stages, replicas, steps=draw.randint(3, 5), every=draw.randint(1, 2))
+    shape = Shape(stages, replicas, steps=draw.randint(3, MOST_STEPS), every=draw.randint(1, 2))
     machines = stages * replicas + standbys
     faults = [make_fault(draw, machines) for _ in range(draw.choice([0, 1, 1, 2, 2, 3, 4]))]
     if supervised:
