@@ -9,7 +9,7 @@ from typing import Literal
 from thinwire.codecs.base import CodecOptions
 from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, ReplicasConfig, RunConfig, TrainConfig
 
-Kind = Literal["reset", "cut", "isolate", "crash", "freeze", "full disk", "lose", "stop", "stop now", "stuck"]
+Kind = Literal["reset", "cut", "isolate", "crash", "freeze", "full disk", "lose", "stop", "stop now", "stuck", "twin"]
 WEIGHTED: dict[Kind, int] = {
     "reset": 5,
     "cut": 3,
@@ -21,6 +21,7 @@ WEIGHTED: dict[Kind, int] = {
     "stop": 1,
     "stop now": 1,
     "stuck": 1,
+    "twin": 2,
 }
 SHORT_SECONDS = 3.0
 LONG_SECONDS = 15.0
@@ -71,7 +72,7 @@ class Shape:
                 validation_sequences=1,
                 warmup=0,
                 decay=0.0,
-                stuck_seconds=2.0,
+                stuck_seconds=5.0,
             ),
             pipeline=PipelineConfig(stages=self.stages, microbatches=1),
             replicas=ReplicasConfig(count=self.replicas),
@@ -113,7 +114,7 @@ def make_plan(seed: int) -> Plan:
     machines = stages * replicas + standbys
     faults = [make_fault(draw, machines) for _ in range(draw.choice([0, 1, 1, 2, 2, 3, 4]))]
     if supervised:
-        faults = [fault for fault in faults if fault.kind not in ("isolate", "lose", "cut")]
+        faults = [fault for fault in faults if fault.kind not in ("isolate", "lose", "cut", "twin")]
     clocks = [(draw.uniform(1.0, 1e5), draw.uniform(0.97, 1.03)) for _ in range(machines)]
     return Plan(seed, shape, standbys, supervised, tuple(sorted(faults, key=lambda fault: fault.at)), tuple(clocks))
 

@@ -207,6 +207,7 @@ class Machine(Runtime):
     def __init__(self, world: World, name: str, *, offset: float = 0.0, rate: float = 1.0) -> None:
         self.world, self.name, self.offset, self.rate = world, name, offset, rate
         self.gone = False
+        self.ended_at = float("inf")
         self.paused = False
         self.lasting: list[Thread] = []
         """Threads that a process waits for at its end."""
@@ -246,6 +247,7 @@ class Machine(Runtime):
 
     def crash(self) -> None:
         """End all threads at once, wherever they are."""
+        self.ended_at = min(self.ended_at, self.world.now)
         self.gone, self.paused = True, False
         for task in [task for task in self.world.tasks if task.machine is self and task.waiting]:
             if task.queue is not None and task in task.queue.tasks:
@@ -283,6 +285,11 @@ class Thread:
 
     def is_alive(self) -> bool:
         return self._task in self._machine.world.tasks
+
+    def let_go(self) -> None:
+        """Let those who wait for its end go on."""
+        assert self._task.ended is not None
+        self._task.ended.wake()
 
     def join(self, timeout: float | None = None) -> None:
         if self.is_alive():
