@@ -16,8 +16,9 @@ from typing import Any, cast
 from thinwire import checkpoint
 from thinwire.checkpoint.manifest import encode_manifest, read_manifest
 from thinwire.checkpoint.reading import all_manifests, position_of
+from thinwire.cluster import places
 from thinwire.cluster.backups import MOST_COPIES, PIECE, Copies
-from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
+from thinwire.cluster.places import PLACES_FILE, Places
 from thinwire.cluster.standby import hear, place_in
 from thinwire.config.toml import from_toml, load_config, packaged, to_toml
 from thinwire.link.contract import Contract, Cursor, Flow, TensorForm
@@ -170,7 +171,7 @@ def read_manifests(data: bytes, folder: Path) -> None:
             data = encode_manifest(content)
     place = folder / "checkpoints/step-000004"
     (place / "stage-0.json").write_bytes(data)
-    checkpoint.available(folder, PLANS[:1], verify=True)
+    checkpoint.survey(folder).available(PLANS[:1], verify=True)
     checkpoint.complete(folder)
     known = {"data": "d", "split": "4", "microbatches": 2}
     read_manifest(place, 0, known)
@@ -201,13 +202,13 @@ def good_roster(folder: Path) -> Roster:
 def assignments(folder: Path) -> list[bytes]:
     rosters(folder)
     roster = good_roster(folder)
-    keep_places(roster.taken_by(RIGHT, roster.standbys[0]), folder)
+    Places(roster, folder).take(RIGHT, roster.standbys[0])
     return [(folder / PLACES_FILE).read_bytes()]
 
 
 def read_places(data: bytes, folder: Path) -> None:
     (folder / PLACES_FILE).write_bytes(data)
-    known_places(good_roster(folder), folder)
+    places.read_places(good_roster(folder), folder)
 
 
 def questions(folder: Path) -> list[bytes]:

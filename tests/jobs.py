@@ -37,6 +37,7 @@ from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.outcome import EVALUATION, Outcome
 from thinwire.pipeline.schedule import depths
+from thinwire.pipeline.static_stage import payloads_of
 
 CPU = torch.device("cpu")
 EIGHT = ModelConfig(vocabulary=97, width=16, layers=8, heads=2, kv_heads=1, ffn=24, context=8)
@@ -105,7 +106,9 @@ def gloo_engine(config: RunConfig, index: int, store: str) -> Iterator[Engine]:
         codec = build_codec(config)
         stage = build_stage(config.model, cut_layers(config.model.layers, stages, config.pipeline.split), index, codec, config.seed)
         group = dist.distributed_c10d._get_default_group()
-        engine = Engine(stage, codec, group, BATCH // MICROBATCHES, MICROBATCHES, config.train.dtype)
+        engine = Engine(
+            stage, payloads_of(stage, codec, BATCH // MICROBATCHES), group, BATCH // MICROBATCHES, MICROBATCHES, config.train.dtype
+        )
         engine.rebuild(config.pipeline.schedule, depths(stages, MICROBATCHES))
         yield engine
         dist.barrier()

@@ -23,14 +23,15 @@ from pathlib import Path
 import pytest
 
 from pages import ELSEWHERE, PAGES, ROOT, items_of
+from test_layers import LAYERS
 from test_plugin import install, install_exchange, install_tracker
 from thinwire import api
 from thinwire.board import cases
 from thinwire.cli import main as cli
 from thinwire.cluster.join_command import parse_join
 from thinwire.codecs.build import codec_defaults, make_codec
-from thinwire.config import toml
-from thinwire.config.registry import CODECS
+from thinwire.config import registry, toml
+from thinwire.config.registry import CODECS, Registry
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.hf.plain import why_not_plain
 
@@ -314,6 +315,38 @@ def test_links_resolve(page):
         assert file.exists(), f"{page.name}: {target}"
         if anchor:
             assert anchor in map(slug, re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)), f"{page.name}: {target}"
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_file_map_has_every_folder_from_the_bottom_up():
+    lines = re.findall(r"^\| `(\w+)/` \| \S", ARCHITECTURE.partition("## File map")[2], re.MULTILINE)
+    assert lines == LAYERS
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "extending.md"])
+def test_files_that_are_named_are_there(page):
+    """Names are those below src/thinwire, or begin at the root."""
+    named = re.findall(r"`((?:\w+/)+(?:[\w.]+\.\w+)?|\w+\.py)`", (ROOT / "docs" / page).read_text())
+    assert len(named) > 10
+    for name in named:
+        assert (ROOT / "src" / "thinwire" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_every_kind_that_can_be_registered_is_in_extending():
+    page = (ROOT / "docs" / "extending.md").read_text()
+    for kind in (found for found in vars(registry).values() if isinstance(found, Registry)):
+        assert re.search(rf"^\| {kind.kind} \| `{kind.group}` \|", page, re.MULTILINE), kind.kind
+        assert f"\n## A{'n' if kind.kind[0] in 'ae' else ''} {kind.kind}\n" in page, kind.kind
+
+
+def test_figures_of_the_readme_are_those_of_results():
+    table = (ROOT / "README.md").read_text().partition("## Results")[2].partition("## ")[0]
+    figures = re.findall(r"\d[\d,.]*\d(?:e-\d)?(?: %|x| s\b)?", table)
+    assert len(figures) > 12
+    for figure in figures:
+        assert figure in (ROOT / "docs" / "results.md").read_text(), figure
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -38,10 +38,14 @@ class Network:
         self.streams = [stream for stream in self.streams if stream.alive]
         return [stream for stream in self.streams if {stream.machine.name, stream.other.machine.name} == {first, second}]
 
-    def lose(self, machine: Machine, *, silently: bool) -> None:
-        """Take a machine off; the others hear of it at once, as when a process dies, or never, as when a cable is pulled."""
+    def forget(self, machine: Machine) -> None:
+        """Let nobody reach a machine any more; what is connected stays so."""
         for address in [address for address, acceptor in self.acceptors.items() if acceptor.machine is machine]:
             del self.acceptors[address]
+
+    def lose(self, machine: Machine, *, silently: bool) -> None:
+        """Take a machine off; the others hear of it at once, as when a process dies, or never, as when a cable is pulled."""
+        self.forget(machine)
         for stream in [stream for stream in self.streams if stream.alive and machine in (stream.machine, stream.other.machine)]:
             for end in (stream, stream.other):
                 if end.machine is machine:

@@ -19,7 +19,7 @@ from thinwire.config.sections import RunConfig
 from thinwire.model.cut import StagePlan
 from thinwire.pipeline.backend import Port
 from thinwire.pipeline.boundary import Slot
-from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.pipeline.worker import Known, WorkerPipeline
 from thinwire.util.runtime import Runtime
 
 WEIGHTS = 4
@@ -117,10 +117,18 @@ class SimulatedPipeline(WorkerPipeline):
     """A worker's part of the pipeline with such a stage; `committed` is told of every step that becomes part of the run."""
 
     def __init__(
-        self, config: RunConfig, index: int, device: torch.device, *, runtime: Runtime, slowness: Callable[[], float], committed: Any
+        self,
+        config: RunConfig,
+        index: int,
+        device: torch.device,
+        known: Known | None = None,
+        *,
+        runtime: Runtime,
+        slowness: Callable[[], float],
+        committed: Any,
     ) -> None:
         self.runtime, self.slowness, self.committed = runtime, slowness, committed
-        super().__init__(config, index, device)
+        super().__init__(config, index, device, known)
 
     def make_stage(self, index: int) -> Any:
         return SimulatedStage(self.config, StagePlan(index, self.config.pipeline.stages, range(index, index + 1)))

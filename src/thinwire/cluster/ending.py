@@ -52,9 +52,9 @@ def agree_on_last(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
     A step is committed only when every stage has its gradients of it, so whoever is behind can follow.
     """
     neighbours.end_run()
-    empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
+    empty = Contract(limits={Kind.STEP: MESSAGE_BYTES})
     config, worker_id = trainer.config, neighbours.worker_id
-    links = neighbours.open(dict.fromkeys((*neighbours.sides.values(), *neighbours.copies.values()), empty), AGREE_SECONDS)
+    links = neighbours.open(dict.fromkeys((*neighbours.sides.values(), *neighbours.copies.values()), empty), epoch, AGREE_SECONDS)
     mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}
     everyone = join_group(config, worker_id, links, neighbours.interrupt).gather(mine, forms.LAST)
     if not trainer.exchange.talks_before(trainer.position.step):  # what other replicas have committed is of other gradients

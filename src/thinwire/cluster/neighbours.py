@@ -65,8 +65,8 @@ class Neighbours:
         """Meet from now on only those who know that the run ends."""
         self.stopping, self.terms = False, replace(self.terms, ending=True)
 
-    def open(self, contracts: Mapping[WorkerId, Contract], timeout: float | None = None) -> Links:
-        """Open the links to these workers, with what each may carry; return when all of them have come."""
+    def open(self, contracts: Mapping[WorkerId, Contract], epoch: int = 0, timeout: float | None = None) -> Links:
+        """Open the links to these workers in an epoch, with what each may carry; return when all of them have come."""
         peers = {worker_id: self.places.worker(worker_id) for worker_id in contracts}
         listens = {worker_id: self._listens_for(worker_id) for worker_id in contracts}
         if self.listener is not None:
@@ -77,7 +77,7 @@ class Neighbours:
             self.listener = Listener(address, self.endpoint, peers.values(), replace(self.options, held=self.held), self.others)
             self.report({"listening": address})
         for worker_id, contract in contracts.items():
-            self.opened[worker_id] = self._link(peers[worker_id], contract, dials=not listens[worker_id])
+            self.opened[worker_id] = self._link(peers[worker_id], replace(contract, epoch=epoch), dials=not listens[worker_id])
         if self.stopping:
             self.interrupt()
         for link in list(self.opened.values()):
@@ -123,7 +123,10 @@ class Neighbours:
             link.abort(reason.reason, reason.passed_on)
         for link in self.opened.values():
             link.close()
-        self.places.meet({worker_id: link.newest for worker_id, link in self.opened.items()})
+        newest = {}
+        for worker_id, link in self.opened.items():
+            newest[worker_id] = link.newest
+        self.places.meet(newest)
         self.opened = {}
 
     def close(self) -> None:

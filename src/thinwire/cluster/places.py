@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +51,8 @@ class Places:
 
     def worker(self, worker_id: WorkerId) -> Worker:
         """Return who holds a worker id in this epoch."""
-        return self._holders.get(worker_id) or self.roster.worker(worker_id)
+        known = self._holders.get(worker_id) or self.roster.workers.get(worker_id)
+        return known or self.roster.worker(worker_id)  # which raises, with what there is
 
     def called(self, worker_id: WorkerId) -> str:
         """Call a worker id by the name of who holds it, if it has one: `attic (stage 1)`."""
@@ -139,10 +140,11 @@ def given(holders: Mapping[WorkerId, Worker], coming: Mapping[WorkerId, Worker])
     return result
 
 
-def read_places(roster: Roster, run: Path) -> Places:
+def read_places(roster: Roster, run: Path, clock: Callable[[], int] = time.time_ns) -> Places:
     """Return who holds what, as a run folder has it, checked, for a process whose number is larger than that of any before it.
 
-    A folder without the file says nothing; in one of an earlier version the number stands beside the checkpoints.
+    A folder without the file says nothing; in one of an earlier version the number stands beside the checkpoints. `clock` counts
+    nanoseconds.
     """
     before, path = earlier_incarnation(run), run / PLACES_FILE
     holders: dict[WorkerId, Worker] = {}
@@ -151,7 +153,7 @@ def read_places(roster: Roster, run: Path) -> Places:
         before = max(before, number)
         holders = known_holders(roster, path, name, taken)
     # The number grows even if the clock went back.
-    return Places(roster, run, incarnation=max(time.time_ns() // 1000, before + 1), holders=holders)
+    return Places(roster, run, incarnation=max(clock() // 1000, before + 1), holders=holders)
 
 
 def known_holders(roster: Roster, path: Path, name: object, taken: list[tuple[WorkerId, str]]) -> dict[WorkerId, Worker]:

@@ -30,8 +30,7 @@ from thinwire.link.errors import Abort, Interrupted, LinkError, Stopping
 from thinwire.metrics.news import Report, ignore
 from thinwire.metrics.track import Tracker
 from thinwire.pipeline.backend import close_group
-from thinwire.pipeline.outcome import Outcome
-from thinwire.pipeline.worker import UNKNOWN, WorkerPipeline
+from thinwire.pipeline.worker import UNKNOWN, Known, WorkerPipeline
 from thinwire.run.agree import Start, agree
 from thinwire.run.stop import Stop
 from thinwire.run.trainer import Trainer
@@ -54,8 +53,8 @@ class Recovery:
     copies: bool
     """Whether neighbours keep each other's checkpoints."""
     start: Start
-    timing: Outcome | None
-    """What the schedule was made from."""
+    known: Known | None
+    """What the epoch before found out."""
     make: Make = WorkerPipeline
     """What computes the stage."""
     epoch: int = 0
@@ -93,7 +92,7 @@ def train_stage(
         neighbours.listener, neighbours.others = server.listener, server.clients
     neighbours.report = report
     start = Start(resume=resume, recovering=replacing, data=data)
-    recovery = Recovery(member, run, neighbours, trackers, stop, report, copies, start, UNKNOWN if replacing else None, make)
+    recovery = Recovery(member, run, neighbours, trackers, stop, report, copies, start, Known(UNKNOWN) if replacing else None, make)
     watch, watchdog = Watch(neighbours, config), Watchdog(neighbours, stop, config.train.stuck_seconds, stuck)
     observer = Observer(neighbours, config.link.reconnect_seconds, report if copies else ignore)
     with looking_after(neighbours, watch, observer), stop.listening(), watchdog:
@@ -134,10 +133,10 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
     try:
         with recovery.stop.abandoning(neighbours.interrupt):
             copies = recovery.run if recovery.copies else None
-            opened = open_stage(config, neighbours, epoch=recovery.epoch, timing=recovery.timing, copies=copies, make=recovery.make)
+            opened = open_stage(config, neighbours, epoch=recovery.epoch, known=recovery.known, copies=copies, make=recovery.make)
             trainer = make_ready(recovery, opened)
-        working, compute = trainer, opened.compute
-        watchdog.follow(lambda: (working.doing, working.position.step, compute.runs), compute.timing.turn_seconds)
+            working, compute = trainer, opened.compute
+            watchdog.follow(lambda: (working.doing, working.position.step, compute.runs), compute.timing.turn_seconds)
         return trainer.run()
     except (Interrupted, Stopping) as error:
         let_go(neighbours, opened, error)
@@ -154,7 +153,7 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
 def make_ready(recovery: Recovery, opened: Opened) -> Trainer:
     """Agree with all others on where the run goes on; return what trains from there."""
     member = recovery.member
-    recovery.timing = opened.compute.timing
+    recovery.known = Known(opened.compute.timing, opened.compute.boundaries)
     if recovery.start.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
         member.places.keep()
     trainer = Trainer(

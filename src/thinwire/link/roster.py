@@ -45,6 +45,10 @@ class Roster:
         roster.check()
         return roster
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy, in another process too, be built and checked from the entries."""
+        return Roster.of, (tuple(self.workers.values()), self.standbys)
+
     def check(self) -> None:
         """Refuse what cannot work."""
         certificates: dict[bytes, WorkerId] = {}

@@ -9,22 +9,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.bits.raw import Direction, TensorSpec
+from thinwire.bits.raw import TensorSpec
 from thinwire.codecs.base import Codec
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.frame import Channel, Dtype, Frame, Header, Kind
 from thinwire.link.link import Link
-from thinwire.pipeline.boundary import Slot, slots
+from thinwire.pipeline.boundary import DIRECTIONS, Slot, slots
 from thinwire.pipeline.meter import Meter
 
 NAME = "thinwire"
-DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 CODES = {
     torch.float64: Dtype.FP64,
     torch.float32: Dtype.FP32,
@@ -36,7 +36,7 @@ CODES = {
 
 
 def form(slot: Slot) -> TensorForm:
-    """Say a slot in the link's words."""
+    """Describe a slot as the link has it."""
     size = slot.spec.size(slot.direction)
     plain = size == TensorSpec.raw(slot.spec.shape, slot.spec.dtype).forward_bytes
     code = CODES.get(slot.spec.dtype, Dtype.RAW) if plain else Dtype.RAW
@@ -47,16 +47,30 @@ MESSAGE_BYTES = 2**24
 """Most bytes of a control message; the summary of a run lists a hash per tensor."""
 
 
-def boundary_contract(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, epoch: int = 0) -> Contract:
-    """Derive the link's contract towards the next stage (`downstream`) or the previous one."""
-    flows = {
-        direction: Flow.constant(
-            tuple(form(slot) for slot in slots(codec, batch, context, direction)), microbatches, consecutive=direction == "forward"
-        )
-        for direction in DIRECTIONS
-    }
-    contract = Contract(flows["forward"], flows["backward"], epoch, limits={Kind.STEP: MESSAGE_BYTES})
-    return contract if downstream else contract.mirrored()
+@dataclass(frozen=True)
+class BoundaryForm:
+    """What crosses the boundary to one neighbour, each way, for one microbatch; it is the same in every epoch."""
+
+    outgoing: tuple[Slot, ...]
+    incoming: tuple[Slot, ...]
+    payload: tuple[TensorSpec, ...]
+    """What crosses besides the ids."""
+    tokens: int
+    contract: Contract
+    """What the link may carry, in epoch 0."""
+
+
+def boundary_form(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool) -> BoundaryForm:
+    """Derive the form of the boundary to the next stage (`downstream`) or the previous one from the codec there."""
+    each = slots(codec, batch, context)
+    forward, backward = (
+        Flow.constant(tuple(map(form, each[direction])), microbatches, consecutive=direction == "forward") for direction in DIRECTIONS
+    )
+    contract = Contract(forward, backward, limits={Kind.STEP: MESSAGE_BYTES})
+    payload = tuple(slot.spec for slot in each["backward"])
+    if downstream:
+        return BoundaryForm(each["forward"], each["backward"], payload, batch * context, contract)
+    return BoundaryForm(each["backward"], each["forward"], payload, batch * context, contract.mirrored())
 
 
 class Port:
@@ -129,11 +143,9 @@ class Port:
         return tensor
 
 
-def boundary_port(link: Link, codec: Codec, batch: int, context: int, *, downstream: bool) -> Port:
-    """Make the port towards the next stage (`downstream`) or the previous one for microbatches of this form."""
-    forward, backward = (slots(codec, batch, context, direction) for direction in DIRECTIONS)
-    outgoing, incoming = (forward, backward) if downstream else (backward, forward)
-    return Port(link, codec, outgoing, incoming, batch * context)
+def boundary_port(link: Link, codec: Codec, form: BoundaryForm) -> Port:
+    """Make the port to a neighbour."""
+    return Port(link, codec, form.outgoing, form.incoming, form.tokens)
 
 
 class Receipt(dist.Work):
@@ -194,4 +206,7 @@ def open_group(world_rank: int, size: int, ports: Mapping[int, Port]) -> dist.Pr
 def close_group() -> None:
     """Forget the group, so that another can be made."""
     if dist.is_initialized():
+        group = dist.group.WORLD
         dist.destroy_process_group()
+        if isinstance(group, LinkGroup):  # torch keeps it for longer, and it must not keep the stage
+            group.ports.clear()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,14 +11,12 @@ from torch import Tensor
 
 from thinwire.bits.raw import TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config.sections import RunConfig
-from thinwire.link.contract import Contract
 from thinwire.link.link import Link
-from thinwire.link.message import optional, whole
 from thinwire.link.probe import probe
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import Stage, build_stage
 from thinwire.pipeline import forms
-from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, open_group
+from thinwire.pipeline.backend import BoundaryForm, Port, boundary_form, boundary_port, open_group
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.inprocess import build_codec, gradient_of
@@ -35,6 +34,16 @@ PROBE_BYTES = 64 * 2**10
 Report = Callable[[dict[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a worker found out in one epoch, and need not in the next."""
+
+    timing: Outcome | None = None
+    """What the schedule was made from."""
+    boundaries: Mapping[int, BoundaryForm] | None = None
+    """What crosses the boundaries of its stage, before (-1) and behind (1) it."""
+
+
 class WorkerPipeline:
     """Run one stage in step with its neighbours."""
 
@@ -44,13 +53,15 @@ class WorkerPipeline:
     timing: Outcome
     """What the schedule was made from: the slowest link and stage."""
 
-    def __init__(self, config: RunConfig, index: int, device: torch.device) -> None:
-        """Make the stage; `open` joins it with the others."""
+    def __init__(self, config: RunConfig, index: int, device: torch.device, known: Known | None = None) -> None:
+        """Make the stage; `open` joins it with the others. `known` is of the epoch before."""
         self.config, self.codec, self.microbatch = config, build_codec(config), config.microbatch
         stage = self.make_stage(index).to(device)
         self.stages = [stage]
         self.cuts = {-1: self.codec.at(stage.plan.layers.start), 1: self.codec.at(stage.plan.layers.stop)}
         """The codecs of the boundaries before and behind the stage."""
+        self.before = known or Known()
+        self.boundaries = self.before.boundaries or self._boundaries()
         self.ports: dict[int, Port] = {}
         """By the number of the neighbour."""
         self.runs = 0
@@ -67,35 +78,38 @@ class WorkerPipeline:
     def make_engine(self, stage: Stage) -> Engine:
         """Make what computes it, over the ports to its neighbours."""
         processes = open_group(stage.plan.index, stage.plan.count, self.ports)
-        return Engine(stage, self.codec, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
+        payloads = {side: form.payload for side, form in self.boundaries.items()}
+        return Engine(stage, payloads, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
 
-    def contract(self, side: int, epoch: int = 0) -> Contract:
-        """Say what the link to the neighbour before (-1) or behind (1) the stage may carry in an epoch."""
-        microbatches, context = self.config.pipeline.microbatches, self.config.model.context
-        return boundary_contract(self.cuts[side], self.microbatch, context, microbatches, downstream=side > 0, epoch=epoch)
+    def _boundaries(self) -> dict[int, BoundaryForm]:
+        plan, microbatches, context = self.stages[0].plan, self.config.pipeline.microbatches, self.config.model.context
+        sides = [side for side, missing in ((-1, plan.first), (1, plan.last)) if not missing]
+        return {side: boundary_form(self.cuts[side], self.microbatch, context, microbatches, downstream=side > 0) for side in sides}
 
-    def open(self, links: Links, group: Control, timing: Outcome | None = None, report: Report = lambda event: None) -> None:
+    def open(self, links: Links, group: Control, report: Report = lambda event: None) -> None:
         """Join the other stages over the opened links of an epoch: share basis and parameters, and agree on the schedule.
 
-        `timing` is what the schedule was made from in the epoch before; `report` is told what the line was found to carry.
+        `report` is told what the line was found to carry.
         """
         (stage,) = self.stages
-        index, form = stage.plan.index, (self.microbatch, self.config.model.context)
+        index = stage.plan.index
         self.links, self.group = links, group
         self.ports = {
-            index + side: boundary_port(link, self.cuts[side], *form, downstream=side > 0)
+            index + side: boundary_port(link, self.cuts[side], self.boundaries[side])
             for side, link in ((-1, links.left), (1, links.right))
             if link is not None
         }
         self.waits = Traffic([group.meter, *(port.meter for port in self.ports.values())])
-        self._share_basis(stage)
-        self._share_copies(stage)
+        self._share(stage)
         self.engine = self.make_engine(stage)
-        self._schedule(links.right, timing, report)
+        self._schedule(links.right, report)
 
-    def _share_basis(self, stage: Stage) -> None:
-        """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
-        basis = stage.stream.basis()
+    def _share(self, stage: Stage) -> None:
+        """Use the basis that stage 0 made, to the last bit, and the owners' values of what both sides of a boundary use.
+
+        QR differs in its last bits between CPUs. All stages must know the same frozen features.
+        """
+        basis, owned, copies = stage.stream.basis(), stage.owned(), stage.copies()
         if basis is not None:
             spec = TensorSpec.raw(tuple(basis.shape), basis.dtype)
             data = self.group.basis_downstream(raw_bytes(basis) if stage.plan.first else None)
@@ -106,14 +120,11 @@ class WorkerPipeline:
             raise ValueError(
                 f"stage {stage.plan.index} does not agree with stage 0 on basis and fixed features; use the same version of thinwire"
             )
-
-    def _share_copies(self, stage: Stage) -> None:
-        """Start from the owner's value of what both sides of a boundary use: QR differs in its last bits between CPUs."""
-        for owner in stage.owned():
+        for owner in owned:
             first, *_ = self.group.peers.gather(raw_bytes(owner.weight))  # replica 0's
             owner.weight.data.copy_(from_raw_bytes(first, TensorSpec.raw(tuple(owner.weight.shape), owner.weight.dtype)))
             self.group.send_tensor(self.group.right, raw_bytes(owner.weight))
-        for copy in stage.copies():
+        for copy in copies:
             copy.weight.data.copy_(self._receive_like(copy.weight.data, self.group.left))
 
     def _measure_link(self, right: Link | None, report: Report) -> tuple[float, float]:
@@ -125,9 +136,9 @@ class WorkerPipeline:
         size = sum(slot.spec.size(slot.direction) * slot.spec.usual for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
         return rtt / 2, size / rate
 
-    def _schedule(self, right: Link | None, timing: Outcome | None, report: Report) -> None:
+    def _schedule(self, right: Link | None, report: Report) -> None:
         """Make the schedule, as deep as the slowest link and stage ask for; all stages must agree on it."""
-        slowest = self.group.settle(timing or self._measure(right, report), meeting=False)
+        slowest = self.group.settle(self.before.timing or self._measure(right, report), meeting=False)
         if slowest.turn_seconds == UNKNOWN.turn_seconds:  # nobody remembers: all were replaced
             slowest = self.group.settle(self._measure(right, report), meeting=False)
         self.timing = slowest
@@ -181,7 +192,9 @@ class WorkerPipeline:
 
     def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
         """Agree with all stages on the microbatches in flight, at most so many here; return what each stage keeps."""
-        everyone = self.group.gather(limits and limits[0], optional(whole(1, 2**31)))
+        everyone = self.group.gather(limits and limits[0], forms.IN_FLIGHT)
+        if not any(everyone):  # nobody has a limit
+            return self.in_flight
         in_flight = within(self.in_flight, of_replica(everyone, self.group.replica, self.stages[0].plan.count))
         if in_flight != self.in_flight:
             self.in_flight = in_flight
@@ -253,11 +266,6 @@ class WorkerPipeline:
     def _receive_like(self, tensor: Tensor, link: Link | None) -> Tensor:
         data = self.group.receive_tensor(link)
         return from_raw_bytes(data, TensorSpec.raw(tuple(tensor.shape), tensor.dtype)).to(tensor.device)
-
-    def close(self) -> None:
-        """Let go of everything when the links have ended: torch keeps the group for longer, and the group must not keep the stage."""
-        if hasattr(self, "engine"):
-            self.engine.group.ports.clear()  # type: ignore[attr-defined]
 
 
 def _filled(batch_BT1: Tensor, size: int) -> Tensor:

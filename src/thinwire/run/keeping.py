@@ -73,10 +73,10 @@ class Keeper:
 
         Raise ValueError if it `must` be deleted and cannot.
         """
-        place = checkpoint.checkpoint_folder(self.folder, position, self.facts)
         try:
-            checkpoint.remove_newer(self.folder, self.saver.indices, place, restored)
+            checkpoint.remove_newer(self.folder, self.saver.indices, position, self.facts, restored)
         except OSError as error:
+            place = self.folder / "checkpoints"
             problem = f"checkpoints in {self.folder} behind step {position.step}, from which the run goes on, were not deleted"
             if must:
                 raise ValueError(f"{problem}: {shortage(place, error)}, or delete them") from None

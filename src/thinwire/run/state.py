@@ -71,10 +71,16 @@ class Training:
         self.optimizers = [StageOptimizer(stage, config.train) for stage in compute.stages]
         self.replicated = self.optimizers if config.replicas.count > 1 else []
         """The optimizer of the one stage that has copies in other replicas."""
-        trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
+        trained: dict[str, Tensor] = {}
+        for optimizer in self.optimizers:
+            trained |= optimizer.named
         self.exchange = exchange.make_exchange(config, group.peers, trained)
         self.share = config.replica_batch
         """Sequences of a step that are this replica's."""
+        first, last = compute.stages[0].plan, compute.stages[-1].plan
+        self.has_first = first.first
+        """Whether the first stage is here."""
+        self.metrics_path = folder / "metrics" / f"stage-{'all' if first.first and last.last else first.index}.jsonl"
         self.position = self.started_at = Position(step=0, seconds=0.0)
         self.first_step_seconds = 0.0
         self.state: State = "whole"
@@ -84,17 +90,6 @@ class Training:
         """Learning rate of that step."""
         self.doing = "start"
         """What this process is about, for whoever watches whether it gets on."""
-
-    @property
-    def has_first(self) -> bool:
-        """Tell whether the first stage is here."""
-        return self.compute.stages[0].plan.first
-
-    @property
-    def metrics_path(self) -> Path:
-        """Name the metrics file of this process."""
-        everything = self.has_first and self.compute.stages[-1].plan.last
-        return self.folder / "metrics" / f"stage-{'all' if everything else self.compute.stages[0].plan.index}.jsonl"
 
     @property
     def together(self) -> bool:

@@ -16,29 +16,18 @@ T = TypeVar("T")
 class Runtime:
     """The machine's own clock and threads."""
 
-    def now(self) -> float:
-        """Return monotonic seconds."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Let so much time pass."""
-        time.sleep(seconds)
-
-    def uniform(self, low: float, high: float) -> float:
-        """Draw a number between two, so that those who wait for the same thing do not all come at once."""
-        return random.uniform(low, high)
-
-    def lock(self) -> threading.Lock:
-        """Make a lock that several conditions share."""
-        return threading.Lock()
-
-    def condition(self, lock: threading.Lock | None = None) -> threading.Condition:
-        """Make a condition, of a lock of its own or of one that several share."""
-        return threading.Condition(lock)
-
-    def event(self) -> threading.Event:
-        """Make an event."""
-        return threading.Event()
+    now: Callable[[], float] = staticmethod(time.monotonic)
+    """Return monotonic seconds."""
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
+    """Let so much time pass."""
+    uniform: Callable[[float, float], float] = staticmethod(random.uniform)
+    """Draw a number between two, so that those who wait for the same thing do not all come at once."""
+    lock: Callable[[], threading.Lock] = staticmethod(threading.Lock)
+    """Make a lock that several conditions share."""
+    condition: Callable[..., threading.Condition] = staticmethod(threading.Condition)
+    """Make a condition, of a lock of its own or of one that several share."""
+    event: Callable[[], threading.Event] = staticmethod(threading.Event)
+    """Make an event."""
 
     def thread(self, name: str, target: Callable[[], None], *, daemon: bool = True) -> threading.Thread:
         """Make a thread, which does not keep the process alive unless it is no `daemon`; `start` begins it."""
