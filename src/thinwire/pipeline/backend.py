@@ -53,6 +53,8 @@ class BoundaryForm:
 
     outgoing: tuple[Slot, ...]
     incoming: tuple[Slot, ...]
+    sent: tuple[TensorForm, ...]
+    """What goes out, as the link has it."""
     payload: tuple[TensorSpec, ...]
     """What crosses besides the ids."""
     tokens: int
@@ -63,23 +65,30 @@ class BoundaryForm:
 def boundary_form(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool) -> BoundaryForm:
     """Derive the form of the boundary to the next stage (`downstream`) or the previous one from the codec there."""
     each = slots(codec, batch, context)
-    forward, backward = (
-        Flow.constant(tuple(map(form, each[direction])), microbatches, consecutive=direction == "forward") for direction in DIRECTIONS
-    )
-    contract = Contract(forward, backward, limits={Kind.STEP: MESSAGE_BYTES})
+    forward, backward = (tuple(map(form, each[direction])) for direction in DIRECTIONS)
+    flows = Flow.constant(forward, microbatches), Flow.constant(backward, microbatches, consecutive=False)
+    contract = Contract(*flows, limits={Kind.STEP: MESSAGE_BYTES})
     payload = tuple(slot.spec for slot in each["backward"])
     if downstream:
-        return BoundaryForm(each["forward"], each["backward"], payload, batch * context, contract)
-    return BoundaryForm(each["backward"], each["forward"], payload, batch * context, contract.mirrored())
+        return BoundaryForm(each["forward"], each["backward"], forward, payload, batch * context, contract)
+    return BoundaryForm(each["backward"], each["forward"], backward, payload, batch * context, contract.mirrored())
 
 
 class Port:
     """One neighbour: number, pack and send what leaves; receive, check and unpack what comes."""
 
-    def __init__(self, link: Link, codec: Codec, outgoing: Sequence[Slot], incoming: Sequence[Slot], tokens: int) -> None:
-        """Carry these tensors each way, so many tokens at a time."""
+    def __init__(
+        self,
+        link: Link,
+        codec: Codec,
+        outgoing: Sequence[Slot],
+        incoming: Sequence[Slot],
+        tokens: int,
+        forms: Sequence[TensorForm] | None = None,
+    ) -> None:
+        """Carry these tensors each way, so many tokens at a time; `forms` are those of the outgoing ones, where they are known."""
         self.link, self.codec, self.outgoing, self.incoming, self.tokens = link, codec, outgoing, incoming, tokens
-        self.forms = [form(slot) for slot in outgoing]
+        self.forms = forms or [form(slot) for slot in outgoing]
         self.meter = Meter()
         self.posted: deque[Receipt] = deque()
         self.begin(0)
@@ -145,7 +154,7 @@ class Port:
 
 def boundary_port(link: Link, codec: Codec, form: BoundaryForm) -> Port:
     """Make the port to a neighbour."""
-    return Port(link, codec, form.outgoing, form.incoming, form.tokens)
+    return Port(link, codec, form.outgoing, form.incoming, form.tokens, form.sent)
 
 
 class Receipt(dist.Work):
