@@ -255,11 +255,14 @@ class MemoryTransport:
 
         for stream in streams:
             stream.waiter = self
-        if not self._rung and not (ready := found()) and seconds > 0:
-            self._queue.wait(seconds / self.machine.rate)
-        else:
-            self._queue.wait(0.0)  # others get their turn
-        ready, self._rung = found(), False
+        ready = found()
+        if not self._rung and not ready:
+            self._queue.wait(max(0.0, seconds) / self.machine.rate)
+            ready = found()
+        elif self.network.world.random.random() < 0.2:
+            self._queue.wait(0.0)  # others get their turn first
+            ready = found()
+        self._rung = False
         return ready
 
     def ring(self) -> None:
