@@ -19,10 +19,10 @@ from thinwire.checkpoint.reading import all_manifests, position_of
 from thinwire.cluster import places
 from thinwire.cluster.backups import MOST_COPIES, PIECE, Copies
 from thinwire.cluster.places import PLACES_FILE, Places
-from thinwire.cluster.standby import hear, place_in
+from thinwire.cluster.standby import hear, worker_id_in
 from thinwire.config.toml import from_toml, load_config, packaged, to_toml
 from thinwire.link.contract import Contract, Cursor, Flow, TensorForm
-from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
+from thinwire.link.errors import Abort, LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind, Parser
 from thinwire.link.frame import encode as encode_frame
 from thinwire.link.hello import PeerBehind, PeerReplaced, Terms, decode_hello, judge, make_hello
@@ -42,7 +42,7 @@ from thinwire.pipeline.control import Control
 from thinwire.pipeline.links import Links
 from thinwire.pipeline.outcome import Outcome
 from thinwire.run.check import check
-from thinwire.run.restore import held_for
+from thinwire.run.restore import held_for_each
 
 LEFT, RIGHT = WorkerId(0, 0), WorkerId(0, 1)
 OPTIONS = LinkOptions(credit_frames=8)
@@ -80,7 +80,7 @@ class Said:
     def send(self, frame: Frame, timeout: float | None = None) -> None:
         pass
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, code: Abort = Abort.LOST) -> None:
         self.aborted = reason
 
 
@@ -110,7 +110,7 @@ def ballots(folder: Path) -> list[bytes]:
 def vote(data: bytes, folder: Path) -> None:
     mine = {"steps": ["step-000004"], "copies": {"1": ["step-000008"]}, "recovering": False, "confirmed": -1}
     votes = control(data).gather(mine, forms.VOTE)
-    lists = [{*each["steps"], *held_for(worker, votes, 2)} for worker, each in enumerate(votes)]
+    lists = [{*each["steps"], *held} for each, held in zip(votes, held_for_each(votes, 2), strict=True)]
     checkpoint.common(folder, lists, 2)
     max(each["confirmed"] for each in votes)
 
@@ -216,7 +216,7 @@ def questions(folder: Path) -> list[bytes]:
 
 
 def ask(data: bytes, folder: Path) -> None:
-    place_in(hear(cast(Link, Said(data))))
+    worker_id_in(hear(cast(Link, Said(data))))
 
 
 SIZE = struct.Struct("<H")
@@ -254,7 +254,7 @@ class Sent:
             raise LinkClosed("no more")
         return Frame.make(Kind.SNAPSHOT, self.pieces.pop(), channel=channel)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, code: Abort = Abort.LOST) -> None:
         self.refusal = reason
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from simulation.disk import Disks
 from simulation.memory import MemoryTransport, Network, Node
 from simulation.plan import Fault, Plan
-from simulation.scheduler import Machine, World
+from simulation.scheduler import Machine, Pool, Thread, World
 from simulation.work import SimulatedData, SimulatedPipeline
 from thinwire.cluster.membership import Membership
-from thinwire.cluster.places import keep_places, known_places
+from thinwire.cluster.places import read_places
 from thinwire.cluster.recover import train_stage
 from thinwire.cluster.standby import StandbyClient, StandbyServer
 from thinwire.config.registry import TRANSPORTS
@@ -43,6 +43,15 @@ class Commit:
     content: str
 
 
+@dataclass(frozen=True)
+class Process:
+    """One process of a worker, and when it began."""
+
+    node: Node
+    stop: Stop
+    born: float
+
+
 @dataclass
 class Host:
     """A machine, on which one process after the other runs."""
@@ -54,6 +63,7 @@ class Host:
     folder: Path
     starts: int = 0
     node: Node | None = None
+    main: Thread | None = None
     stop: Stop = field(default_factory=Stop)
     lost: bool = False
     """Whether it is off for good."""
@@ -76,11 +86,12 @@ class Host:
 class Cluster:
     """A run of a plan."""
 
-    def __init__(self, plan: Plan, identities: list[Identity], folder: Path, disks: Disks) -> None:
+    def __init__(self, plan: Plan, identities: list[Identity], folder: Path, disks: Disks, pool: Pool) -> None:
         self.plan, self.config, self.disks = plan, plan.shape.config, disks
-        self.world = World(plan.seed)
+        self.world = World(plan.seed, pool)
         self.network = Network(self.world)
         self.commits: list[Commit] = []
+        self.processes: dict[str, Process] = {}
         self.begun = False
         places = [WorkerId(replica, stage) for replica in range(plan.shape.replicas) for stage in range(plan.shape.stages)]
         listed = [*places, *(WorkerId(STANDBYS, number) for number in range(plan.standbys))]
@@ -101,98 +112,99 @@ class Cluster:
 
     def supervise(self, outside: Machine, host: Host) -> None:
         """Start a worker, and start it again when it was lost; what it says at its end is the end of it."""
-        while host.ended is None and not host.lost and host.starts < FAILED_STARTS:
+        while host.ended is None and not host.lost and host.starts < FAILED_STARTS and not self.is_needless(host):
             host.starts += 1
             offset, rate = self.plan.clocks[host.number]
             host.node = node = Node(self.network, f"machine {host.number}", offset=offset, rate=rate)
             host.stop = Stop(supervised=True)
-            main = node.thread("main", partial(self.work, host))
+            self.processes[host.process] = Process(node, host.stop, self.world.now)
+            host.main = main = node.thread("main", partial(self.work, host, node, host.process))
             main.start()
             main.join()
             outside.sleep(host.restart_after if host.ended is None else 0.0)
         self.world.note(host.process, f"over: {host.ended or 'lost'}")
         host.over = True
-        if all(each.over for each in self.hosts if each.listed.replica != STANDBYS):
-            for each in self.hosts:  # whoever still stands by, a person ends
-                each.stop.wish(now=False) if each.place is None else None
+        if all(each.over or self.is_needless(each) for each in self.hosts):
+            for process in self.processes.values():  # whoever waits for a run that is over, a person ends
+                process.stop.wish(now=False)
 
-    def work(self, host: Host) -> None:
+    def is_needless(self, host: Host) -> bool:
+        """Tell whether a machine stands by for a run that nobody is in any more."""
+        return host.listed.replica == STANDBYS and host.place is None and all(each.over for each in self.hosts[: self.plan.workers])
+
+    def work(self, host: Host, node: Node, process: str) -> None:
         """Be a process: what it raises is noted, and nothing of it stays."""
-        node = host.node
-        assert node is not None
+        summary = None
         try:
-            host.summary = self.train(host)
-            ended = f"done at step {host.summary['steps']}" if host.summary else "done without a place"
+            summary = self.train(host, node, process)
+            ended = f"done at step {summary['steps']}" if summary else "done without a place"
         except (LinkError, ValueError) as error:  # the two kinds that a person is told
-            ended = f"{type(error).__name__}: {error}"
-            assert str(error), "a reason is missing"
+            ended = str(error) and f"{type(error).__name__}: {error}"
         for thread in node.lasting:
             thread.join()
-        host.ended = ended
+        if host.node is node:
+            host.ended, host.summary = ended, summary
+        else:
+            self.world.note(process, f"had a twin, and ended: {ended}")
         node.lost()
         node.crash()
 
-    def train(self, host: Host) -> dict[str, Any] | None:
+    def train(self, host: Host, node: Node, process: str) -> dict[str, Any] | None:
         """Do what `thinwire join`, or a worker of `thinwire train`, does."""
-        assert host.node is not None
-        endpoint, server, place = Endpoint(host.identity, host.node), None, host.listed
-        roster = known_places(self.roster, host.folder)
+        endpoint, server, place, folder, stop = Endpoint(host.identity, node), None, host.listed, host.folder, host.stop
+        places = read_places(self.roster, folder, lambda: 1000 * (10**6 + host.starts))
         if host.listed.replica == STANDBYS:
-            server = StandbyServer(roster, endpoint, self.config, lambda taken: keep_places(roster.taken_by(taken, me), host.folder))
-            me = server.me
-            taken = server.wait(host.stop)
+            server = StandbyServer(places, endpoint, self.config)
+            taken = server.wait(stop)
             if taken is None:
                 server.close()
                 return None
             host.place = place = taken
-            roster = roster.taken_by(taken, me)
-            self.world.note(host.process, f"takes {place}")
+            self.world.note(process, f"takes {place}")
         again = host.starts > 1 and self.begun
         member = Membership(
             config=self.config,
-            roster=roster,
+            places=places,
             identity=host.identity,
             stage=place.stage,
             replica=place.replica,
-            incarnation=10**6 + host.starts,
-            runtime=host.node,
+            runtime=node,
         )
         data: Any = SimulatedData(self.config.model.context, self.config.model.vocabulary) if place.stage == 0 else None
+        slowness, committed = partial(self.slowness, host, node), partial(self.committed, process, place)
+        make = partial(SimulatedPipeline, runtime=node, slowness=slowness, committed=committed)
         summary = train_stage(
             member,
-            host.folder,
+            folder,
             resume=again and not self.plan.supervised,
             replacing=again if self.plan.supervised else server is not None and not again,
             copies=not self.plan.supervised,
-            stop=host.stop,
-            report=partial(self.hear, host),
-            stuck=partial(self.world.note, host.process),
+            stop=stop,
+            report=partial(self.hear, process),
+            stuck=partial(self.world.note, process),
             server=server,
-            make=partial(
-                SimulatedPipeline, runtime=host.node, slowness=partial(self.slowness, host), committed=partial(self.committed, host, place)
-            ),
+            make=make,
             data=data,
         )
-        if place == WorkerId(0, 0) and roster.standbys and summary["steps"] >= self.config.train.steps:
-            StandbyClient(roster, endpoint, host.listed, self.config).ask_all("over")
+        if place == WorkerId(0, 0) and self.roster.standbys and summary["steps"] >= self.config.train.steps:
+            StandbyClient(self.roster, endpoint, host.listed, self.config).ask_all("over")
         return summary
 
-    def hear(self, host: Host, event: dict[str, Any]) -> None:
+    def hear(self, process: str, event: dict[str, Any]) -> None:
         """Take what a worker tells people."""
         self.begun = self.begun or "begun" in event or "restored" in event
         if "measured" not in event:
-            self.world.note(host.process, str({name: value for name, value in event.items() if name != "since"}))
+            self.world.note(process, str({name: value for name, value in event.items() if name != "since"}))
 
-    def slowness(self, host: Host) -> float:
-        assert host.node is not None
+    def slowness(self, host: Host, node: Node) -> float:
         if host.stuck:
             host.stuck = False
             return 1e6
-        return host.node.uniform(0.01, 0.1)
+        return node.uniform(0.01, 0.1)
 
-    def committed(self, host: Host, place: WorkerId, epoch: int, step: int, content: str) -> None:
-        self.world.note(host.process, f"commits step {step} of {place} in epoch {epoch}: {content[:12]}")
-        self.commits.append(Commit(self.world.now, place, host.process, epoch, step, content))
+    def committed(self, process: str, place: WorkerId, epoch: int, step: int, content: str) -> None:
+        self.world.note(process, f"commits step {step} of {place} in epoch {epoch}: {content[:12]}")
+        self.commits.append(Commit(self.world.now, place, process, epoch, step, content))
 
     def happen(self, fault: Fault) -> None:
         """Let a fault happen."""
@@ -219,6 +231,17 @@ class Cluster:
         node.crash()
         if fault.disk and not self.plan.supervised:
             shutil.rmtree(host.folder, ignore_errors=True)
+
+    def twin(self, fault: Fault, host: Host, node: Node) -> None:
+        """Let a machine sleep while a copy of it goes on: two processes of one place, one of which does not know."""
+        copy = host.folder.with_name(f"{host.folder.name}-{host.starts}")
+        if host.folder.exists():
+            shutil.copytree(host.folder, copy)
+        host.folder, host.restart_after = copy, 0.1
+        node.pause(fault.seconds)
+        self.network.forget(node)
+        assert host.main is not None
+        host.main.let_go()
 
     def freeze(self, fault: Fault, host: Host, node: Node) -> None:
         node.pause(fault.seconds)

@@ -38,10 +38,14 @@ class Network:
         self.streams = [stream for stream in self.streams if stream.alive]
         return [stream for stream in self.streams if {stream.machine.name, stream.other.machine.name} == {first, second}]
 
-    def lose(self, machine: Machine, *, silently: bool) -> None:
-        """Take a machine off; the others hear of it at once, as when a process dies, or never, as when a cable is pulled."""
+    def forget(self, machine: Machine) -> None:
+        """Let nobody reach a machine any more; what is connected stays so."""
         for address in [address for address, acceptor in self.acceptors.items() if acceptor.machine is machine]:
             del self.acceptors[address]
+
+    def lose(self, machine: Machine, *, silently: bool) -> None:
+        """Take a machine off; the others hear of it at once, as when a process dies, or never, as when a cable is pulled."""
+        self.forget(machine)
         for stream in [stream for stream in self.streams if stream.alive and machine in (stream.machine, stream.other.machine)]:
             for end in (stream, stream.other):
                 if end.machine is machine:
@@ -251,11 +255,14 @@ class MemoryTransport:
 
         for stream in streams:
             stream.waiter = self
-        if not self._rung and not (ready := found()) and seconds > 0:
-            self._queue.wait(seconds / self.machine.rate)
-        else:
-            self._queue.wait(0.0)  # others get their turn
-        ready, self._rung = found(), False
+        ready = found()
+        if not self._rung and not ready:
+            self._queue.wait(max(0.0, seconds) / self.machine.rate)
+            ready = found()
+        elif self.network.world.random.random() < 0.2:
+            self._queue.wait(0.0)  # others get their turn first
+            ready = found()
+        self._rung = False
         return ready
 
     def ring(self) -> None:

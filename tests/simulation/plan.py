@@ -9,7 +9,7 @@ from typing import Literal
 from thinwire.codecs.base import CodecOptions
 from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, ReplicasConfig, RunConfig, TrainConfig
 
-Kind = Literal["reset", "cut", "isolate", "crash", "freeze", "full disk", "lose", "stop", "stop now", "stuck"]
+Kind = Literal["reset", "cut", "isolate", "crash", "freeze", "full disk", "lose", "stop", "stop now", "stuck", "twin"]
 WEIGHTED: dict[Kind, int] = {
     "reset": 5,
     "cut": 3,
@@ -21,12 +21,14 @@ WEIGHTED: dict[Kind, int] = {
     "stop": 1,
     "stop now": 1,
     "stuck": 1,
+    "twin": 2,
 }
 SHORT_SECONDS = 3.0
 LONG_SECONDS = 15.0
 """Of what does not end the run, and of what lets the others look for a replacement."""
 RECONNECT_SECONDS = 30.0
 STANDBY_SECONDS = 6.0
+MOST_STEPS = 5
 RUN_SECONDS = 1.2
 """About as long as an undisturbed run takes."""
 
@@ -70,7 +72,7 @@ class Shape:
                 validation_sequences=1,
                 warmup=0,
                 decay=0.0,
-                stuck_seconds=2.0,
+                stuck_seconds=5.0,
             ),
             pipeline=PipelineConfig(stages=self.stages, microbatches=1),
             replicas=ReplicasConfig(count=self.replicas),
@@ -108,11 +110,11 @@ def make_plan(seed: int) -> Plan:
     stages, replicas = draw.choice([(2, 1), (3, 1), (3, 1), (3, 1), (4, 1), (4, 1), (5, 1), (2, 2), (2, 2), (3, 2)])
     supervised = draw.random() < 0.3
     standbys = 0 if supervised or stages * replicas > 4 else draw.choice([0, 1, 1, 2])
-    shape = Shape(stages, replicas, steps=draw.randint(3, 5), every=draw.randint(1, 2))
+    shape = Shape(stages, replicas, steps=draw.randint(3, MOST_STEPS), every=draw.randint(1, 2))
     machines = stages * replicas + standbys
     faults = [make_fault(draw, machines) for _ in range(draw.choice([0, 1, 1, 2, 2, 3, 4]))]
     if supervised:
-        faults = [fault for fault in faults if fault.kind not in ("isolate", "lose", "cut")]
+        faults = [fault for fault in faults if fault.kind not in ("isolate", "lose", "cut", "twin")]
     clocks = [(draw.uniform(1.0, 1e5), draw.uniform(0.97, 1.03)) for _ in range(machines)]
     return Plan(seed, shape, standbys, supervised, tuple(sorted(faults, key=lambda fault: fault.at)), tuple(clocks))
 
@@ -123,4 +125,5 @@ def make_fault(draw: random.Random, machines: int) -> Fault:
     machine, other = draw.sample(range(machines), 2)
     long = draw.random() < 0.3
     seconds = draw.uniform(SHORT_SECONDS, LONG_SECONDS) if long else draw.uniform(0.05, SHORT_SECONDS)
-    return Fault(draw.uniform(0.0, 1.3 * RUN_SECONDS), kind, machine, other, seconds, disk=kind == "crash" and draw.random() < 0.25)
+    at = draw.uniform(0.0, RUN_SECONDS if draw.random() < 0.7 else 10 * RUN_SECONDS)
+    return Fault(at, kind, machine, other, seconds, disk=kind == "crash" and draw.random() < 0.25)

@@ -42,7 +42,30 @@ class Task:
         self.timed_out = False
         self.queue: Queue | None = None
         self.ended: Queue | None = None
-        self.thread: threading.Thread | None = None
+
+
+class Pool:
+    """Real threads, which serve one task after the other: to start one takes longer than most tasks."""
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[threading.Lock, list[Callable[[], None]]]] = []
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Have a thread make a call."""
+        if self._idle:
+            woken, calls = self._idle.pop()
+            calls.append(call)
+            woken.release()
+            return
+        woken, calls = threading.Lock(), [call]
+        threading.Thread(target=self._serve, args=(woken, calls), daemon=True).start()
+
+    def _serve(self, woken: threading.Lock, calls: list[Callable[[], None]]) -> None:
+        woken.acquire()
+        while True:
+            calls.pop()()
+            self._idle.append((woken, calls))
+            woken.acquire()
 
 
 class Queue:
@@ -64,8 +87,8 @@ class Queue:
 class World:
     """The clock, the order of turns, and what has happened so far."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed, self.random, self.now = seed, random.Random(seed), 0.0
+    def __init__(self, seed: int, pool: Pool | None = None) -> None:
+        self.seed, self.random, self.now, self.pool = seed, random.Random(seed), 0.0, pool or Pool()
         self.trace: list[str] = []
         self.ready: list[Task] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
@@ -107,10 +130,9 @@ class World:
                     task.ended.wake()
                 self._hand_on()
 
-        task.thread = threading.Thread(target=run, name=task.name, daemon=True)
         self.tasks[task] = None
         self.ready.append(task)
-        task.thread.start()
+        self.pool.run(run)
 
     def run(self) -> None:
         """Let all run until the last thread has ended."""
@@ -123,7 +145,7 @@ class World:
     def wait(self, queue: Queue | None, seconds: float | None) -> bool:
         """Let others run until the current task is woken; return False if that takes longer."""
         task = self._current
-        assert task is not None and threading.current_thread() is task.thread
+        assert task is not None
         if task.machine.gone:
             raise Crash
         task.waits, task.waiting, task.timed_out, task.queue = task.waits + 1, True, False, queue
@@ -185,6 +207,7 @@ class Machine(Runtime):
     def __init__(self, world: World, name: str, *, offset: float = 0.0, rate: float = 1.0) -> None:
         self.world, self.name, self.offset, self.rate = world, name, offset, rate
         self.gone = False
+        self.ended_at = float("inf")
         self.paused = False
         self.lasting: list[Thread] = []
         """Threads that a process waits for at its end."""
@@ -224,6 +247,7 @@ class Machine(Runtime):
 
     def crash(self) -> None:
         """End all threads at once, wherever they are."""
+        self.ended_at = min(self.ended_at, self.world.now)
         self.gone, self.paused = True, False
         for task in [task for task in self.world.tasks if task.machine is self and task.waiting]:
             if task.queue is not None and task in task.queue.tasks:
@@ -261,6 +285,11 @@ class Thread:
 
     def is_alive(self) -> bool:
         return self._task in self._machine.world.tasks
+
+    def let_go(self) -> None:
+        """Let those who wait for its end go on."""
+        assert self._task.ended is not None
+        self._task.ended.wake()
 
     def join(self, timeout: float | None = None) -> None:
         if self.is_alive():

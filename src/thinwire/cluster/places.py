@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -140,10 +140,11 @@ def given(holders: Mapping[WorkerId, Worker], coming: Mapping[WorkerId, Worker])
     return result
 
 
-def read_places(roster: Roster, run: Path) -> Places:
+def read_places(roster: Roster, run: Path, clock: Callable[[], int] = time.time_ns) -> Places:
     """Return who holds what, as a run folder has it, checked, for a process whose number is larger than that of any before it.
 
-    A folder without the file says nothing; in one of an earlier version the number stands beside the checkpoints.
+    A folder without the file says nothing; in one of an earlier version the number stands beside the checkpoints. `clock` counts
+    nanoseconds.
     """
     before, path = earlier_incarnation(run), run / PLACES_FILE
     holders: dict[WorkerId, Worker] = {}
@@ -152,7 +153,7 @@ def read_places(roster: Roster, run: Path) -> Places:
         before = max(before, number)
         holders = known_holders(roster, path, name, taken)
     # The number grows even if the clock went back.
-    return Places(roster, run, incarnation=max(time.time_ns() // 1000, before + 1), holders=holders)
+    return Places(roster, run, incarnation=max(clock() // 1000, before + 1), holders=holders)
 
 
 def known_holders(roster: Roster, path: Path, name: object, taken: list[tuple[WorkerId, str]]) -> dict[WorkerId, Worker]:
