@@ -13,17 +13,16 @@ from thinwire.link.peer import WorkerId
 
 Reference = dict[tuple[WorkerId, int], str]
 """The weights of every place after every step of a run to which nothing happens, the steps counted from 0."""
-
-
-def reference_of(cluster: Cluster) -> Reference:
-    """Take what a run has committed to which nothing has happened."""
-    return {(commit.place, commit.step): commit.content for commit in cluster.commits}
+MET_SECONDS = 1.0
+"""When a process has begun so long ago, the others have met it."""
 
 
 def check(cluster: Cluster, reference: Reference) -> None:
     """Raise AssertionError for what must never happen."""
     check_content(cluster, reference)
+    check_gradients(cluster)
     check_holders(cluster)
+    check_replaced(cluster)
     check_order(cluster)
     check_files(cluster, reference)
     check_end(cluster)
@@ -33,6 +32,20 @@ def check_content(cluster: Cluster, reference: Reference) -> None:
     """A step is the same wherever, and however often, it is committed."""
     for commit in cluster.commits:
         assert commit.content == reference[commit.place, commit.step], f"{commit} is not what an undisturbed run commits"
+
+
+def check_gradients(cluster: Cluster) -> None:
+    """A step is committed when everybody has its gradients of it: whoever is behind can follow."""
+    for commit in cluster.commits:
+        assert not commit.missing, f"{commit} came too early"
+
+
+def check_replaced(cluster: Cluster) -> None:
+    """A process of which the others have met a newer one takes part in no later epoch, if there was only one before."""
+    kinds, slept = {fault.kind for fault in cluster.plan.faults}, [fault.seconds for fault in cluster.plan.faults if fault.kind == "twin"]
+    if kinds <= {"twin", "reset"} and len(slept) == 1 and slept[0] > MET_SECONDS:
+        for commit in cluster.commits:
+            assert not commit.epoch or commit.process not in cluster.replaced, f"{commit} is of a process that was replaced"
 
 
 def check_holders(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,12 +36,13 @@ FAILED_STARTS = 6
 class Commit:
     """One step that one process made part of the run."""
 
-    at: float
     place: WorkerId
     process: str
     epoch: int
     step: int
     content: str
+    missing: tuple[WorkerId, ...] = ()
+    """Who had not its gradients of the step yet."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class Cluster:
         self.network = Network(self.world)
         self.commits: list[Commit] = []
         self.processes: dict[str, Process] = {}
+        self.gradients: dict[tuple[int, int], set[WorkerId]] = defaultdict(set)
+        """Who has its gradients of a step of an epoch."""
+        self.replaced: set[str] = set()
+        """Processes that sleep while a copy of their machine goes on."""
         self.begun = False
         places = [WorkerId(replica, stage) for replica in range(plan.shape.replicas) for stage in range(plan.shape.stages)]
         listed = [*places, *(WorkerId(STANDBYS, number) for number in range(plan.standbys))]
@@ -170,9 +176,14 @@ class Cluster:
             replica=place.replica,
             runtime=node,
         )
-        data: Any = SimulatedData(self.config.model.context, self.config.model.vocabulary) if place.stage == 0 else None
-        slowness, committed = partial(self.slowness, host, node), partial(self.committed, process, place)
-        make = partial(SimulatedPipeline, runtime=node, slowness=slowness, committed=committed)
+        data: Any = SimulatedData(self.config) if place.stage == 0 else None
+        make = partial(
+            SimulatedPipeline,
+            runtime=node,
+            slowness=partial(self.slowness, host, node),
+            computed=partial(self.computed, place),
+            committed=partial(self.committed, process, place),
+        )
         summary = train_stage(
             member,
             folder,
@@ -202,9 +213,13 @@ class Cluster:
             return 1e6
         return node.uniform(0.01, 0.1)
 
+    def computed(self, place: WorkerId, epoch: int, step: int) -> None:
+        self.gradients[epoch, step].add(place)
+
     def committed(self, process: str, place: WorkerId, epoch: int, step: int, content: str) -> None:
         self.world.note(process, f"commits step {step} of {place} in epoch {epoch}: {content[:12]}")
-        self.commits.append(Commit(self.world.now, place, process, epoch, step, content))
+        missing = sorted(self.roster.workers.keys() - self.gradients[epoch, step])
+        self.commits.append(Commit(place, process, epoch, step, content, tuple(missing)))
 
     def happen(self, fault: Fault) -> None:
         """Let a fault happen."""
@@ -214,6 +229,12 @@ class Cluster:
             getattr(self, fault.kind.replace(" ", "_"))(fault, host, host.node)
 
     def reset(self, fault: Fault, host: Host, node: Node) -> None:
+        """Lose what is under way for a moment, and then all connections."""
+        for other in self.hosts:
+            self.network.cut[frozenset((node.name, f"machine {other.number}"))] = self.world.now + fault.seconds / 10
+        self.world.at(fault.seconds / 10, partial(self.break_off, node))
+
+    def break_off(self, node: Node) -> None:
         for stream in [stream for other in self.hosts for stream in self.network.between(node.name, f"machine {other.number}")]:
             stream.fail_after(0.0)
             stream.other.fail_after(0.0)
@@ -237,6 +258,7 @@ class Cluster:
         copy = host.folder.with_name(f"{host.folder.name}-{host.starts}")
         if host.folder.exists():
             shutil.copytree(host.folder, copy)
+        self.replaced.add(host.process)
         host.folder, host.restart_after = copy, 0.1
         node.pause(fault.seconds)
         self.network.forget(node)

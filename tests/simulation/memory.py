@@ -22,6 +22,8 @@ class Network:
         self.world = world
         self.acceptors: dict[str, MemoryAcceptor] = {}
         self.streams: list[MemoryStream] = []
+        self.forgotten: set[Machine] = set()
+        """Processes whose address is another's."""
         self.cut: dict[frozenset[str], float] = {}
         """Pairs of machines between which nothing gets through, and until when."""
 
@@ -40,6 +42,7 @@ class Network:
 
     def forget(self, machine: Machine) -> None:
         """Let nobody reach a machine any more; what is connected stays so."""
+        self.forgotten.add(machine)
         for address in [address for address, acceptor in self.acceptors.items() if acceptor.machine is machine]:
             del self.acceptors[address]
 
@@ -183,7 +186,8 @@ class MemoryAcceptor:
 
     def admit(self, certificates: Iterable[str]) -> None:
         self.admitted = frozenset(map(certificate_of, certificates))
-        self.transport.network.acceptors[self.where] = self
+        if self.machine not in self.transport.network.forgotten:
+            self.transport.network.acceptors[self.where] = self
 
     def answer(self, theirs: MemoryStream) -> None:
         """Show who this is; the client, which has what it needs then, has still to prove who it is."""

@@ -17,11 +17,11 @@ WEIGHTED: dict[Kind, int] = {
     "crash": 6,
     "freeze": 3,
     "full disk": 2,
-    "lose": 2,
+    "lose": 3,
     "stop": 1,
     "stop now": 1,
     "stuck": 1,
-    "twin": 2,
+    "twin": 3,
 }
 SHORT_SECONDS = 3.0
 LONG_SECONDS = 15.0
@@ -123,7 +123,7 @@ def make_fault(draw: random.Random, machines: int) -> Fault:
     """Draw one."""
     kind = draw.choices(list(WEIGHTED), weights=list(WEIGHTED.values()))[0]
     machine, other = draw.sample(range(machines), 2)
-    long = draw.random() < 0.3
+    long = draw.random() < 0.3 and kind != "twin"  # which is to come back while the run goes on
     seconds = draw.uniform(SHORT_SECONDS, LONG_SECONDS) if long else draw.uniform(0.05, SHORT_SECONDS)
     at = draw.uniform(0.0, RUN_SECONDS if draw.random() < 0.7 else 10 * RUN_SECONDS)
     return Fault(at, kind, machine, other, seconds, disk=kind == "crash" and draw.random() < 0.25)

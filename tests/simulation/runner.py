@@ -16,11 +16,12 @@ from typing import Self
 
 import torch
 
-from simulation.check import Reference, check, reference_of
+from simulation.check import Reference, check
 from simulation.cluster import Cluster, in_memory
 from simulation.disk import Disks
 from simulation.plan import MOST_STEPS, Plan, make_plan
 from simulation.scheduler import Pool
+from simulation.work import undisturbed
 from thinwire.link.identity import make_identity
 
 MOST_MACHINES = 8
@@ -56,9 +57,7 @@ class Runner:
         """Return what a run of the same shape commits to which nothing happens."""
         key = plan.shape.stages, plan.shape.replicas
         if key not in self.references:
-            clocks = ((0.0, 1.0),) * MOST_MACHINES
-            calm = Plan(0, replace(plan.shape, steps=MOST_STEPS), standbys=0, supervised=False, faults=(), clocks=clocks)
-            self.references[key] = reference_of(self.run(calm))
+            self.references[key] = undisturbed(replace(plan.shape, steps=MOST_STEPS).config)
         return self.references[key]
 
     def problem(self, seed: int) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.check import check, check_content, check_end, check_files, check_holders, check_order
+from simulation.check import check, check_content, check_end, check_files, check_gradients, check_holders, check_order
 from simulation.cluster import Cluster, Commit
 from simulation.plan import MOST_STEPS, Plan, Shape, make_plan
 from simulation.runner import MOST_MACHINES, Runner
@@ -68,6 +68,13 @@ def test_undisturbed_run_commits_every_step_once(finished) -> None:
     cluster, reference = finished
     assert len(cluster.commits) == len(reference) == 3 * MOST_STEPS
     assert [host.ended for host in cluster.hosts] == [f"done at step {MOST_STEPS}"] * 3
+
+
+def test_a_commit_that_comes_too_early_is_found(finished) -> None:
+    cluster, _ = finished
+    cluster.committed("replica 0 stage 0 #1", WorkerId(0, 0), 0, MOST_STEPS, "")
+    with pytest.raises(AssertionError, match="came too early"):
+        check_gradients(cluster)
 
 
 def test_another_content_is_found(finished) -> None:

@@ -6,7 +6,8 @@ Links, ports, control, optimizer, checkpoints and the loop are the real ones; on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 
 from thinwire.bits.raw import raw_bytes
 from thinwire.config.sections import RunConfig
+from thinwire.link.peer import WorkerId
 from thinwire.model.cut import StagePlan
+from thinwire.optim.optimizers import StageOptimizer, clip_scale, rate_factor
 from thinwire.pipeline.backend import Port
-from thinwire.pipeline.boundary import Slot
 from thinwire.pipeline.worker import Known, WorkerPipeline
 from thinwire.util.runtime import Runtime
 
@@ -81,16 +83,15 @@ class HashEngine:
         plan = self.stage.plan
         ids, digest = self._forward(batch_BT1, step)
         behind = self.ports.get(plan.index + 1)
-        gradient = digest if behind is None else mixed(digest, *self._receive(behind))
+        gradient = digest if behind is None else mixed(digest, *(raw_bytes(behind.take()) for _ in behind.incoming))
         if (before := self.ports.get(plan.index - 1)) is not None:
             self._send(before, gradient, ids)
-        for number, parameter in enumerate(self.stage.parameters()):
-            parameter.grad = numbers_of(mixed(gradient, bytes([number])), (WEIGHTS,), torch.float32) / 100
-        return digest[0] / 256 if plan.last else None
+        set_gradients(self.stage, gradient)
+        return loss_of(digest) if plan.last else None
 
     def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0) -> list[float]:
         _, digest = self._forward(batch_BT1, step)
-        return [digest[0] / 256] if self.stage.plan.last else []
+        return [loss_of(digest)] if self.stage.plan.last else []
 
     def _forward(self, batch_BT1: Tensor | None, step: int) -> tuple[Tensor, bytes]:
         """Take what comes from before, calculate for a while, and send on."""
@@ -99,22 +100,20 @@ class HashEngine:
         ids = batch_BT1 if before is None else came[0]
         assert ids is not None
         self.runtime.sleep(self.slowness())
-        digest = mixed(self.stage.content(), str(step).encode(), *(raw_bytes(tensor.float()) for tensor in (ids, *came[1:])))
+        digest = digest_of(self.stage, step, ids, came[1:])
         if behind is not None:
             self._send(behind, digest, ids)
         return ids, digest
 
-    def _receive(self, port: Port) -> list[bytes]:
-        return [raw_bytes(port.take()) for _ in port.incoming]
-
     @staticmethod
     def _send(port: Port, digest: bytes, ids: Tensor) -> None:
         for slot in port.outgoing:
-            port.send(ids if slot.index is None else payload_of(digest, slot))
+            port.send(ids if slot.index is None else numbers_of(digest, tuple(slot.spec.shape)))
 
 
 class SimulatedPipeline(WorkerPipeline):
-    """A worker's part of the pipeline with such a stage; `committed` is told of every step that becomes part of the run."""
+    """A worker's part of the pipeline with such a stage; `computed` is told of every step that it has its gradients of, `committed` of
+    every one that becomes part of the run."""
 
     def __init__(
         self,
@@ -125,9 +124,10 @@ class SimulatedPipeline(WorkerPipeline):
         *,
         runtime: Runtime,
         slowness: Callable[[], float],
-        committed: Any,
+        computed: Callable[[int, int], None],
+        committed: Callable[[int, int, str], None],
     ) -> None:
-        self.runtime, self.slowness, self.committed = runtime, slowness, committed
+        self.runtime, self.slowness, self.computed, self.committed = runtime, slowness, computed, committed
         super().__init__(config, index, device, known)
 
     def make_stage(self, index: int) -> Any:
@@ -136,11 +136,20 @@ class SimulatedPipeline(WorkerPipeline):
     def make_engine(self, stage: Any) -> Any:
         return HashEngine(stage, self.ports, self.runtime, self.slowness)
 
+    @property
+    def epoch(self) -> int:
+        return self.links.everyone()[0].epoch
+
+    def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
+        loss = super().step(batch_BT1, step, first_sample)
+        self.computed(self.epoch, step)
+        return loss
+
     def update_shared(self, step: int, rate_factor: float) -> list[Tensor]:
         """Be the last thing that happens when a step is committed."""
         rotations = super().update_shared(step, rate_factor)
-        (stage,) = self.stages
-        self.committed(self.links.everyone()[0].epoch, step, stage.content().hex())  # type: ignore[operator]
+        stage: Any = self.stages[0]
+        self.committed(self.epoch, step, stage.content().hex())
         return rotations
 
 
@@ -148,13 +157,60 @@ def mixed(*parts: bytes) -> bytes:
     return hashlib.sha256(b"/".join(parts)).digest()
 
 
-def numbers_of(digest: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def digest_of(stage: SimulatedStage, step: int, ids: Tensor, payload: Iterable[Tensor]) -> bytes:
+    """Hash all that a stage's output depends on."""
+    return mixed(stage.content(), str(step).encode(), *(raw_bytes(tensor.float()) for tensor in (ids, *payload)))
+
+
+def loss_of(digest: bytes) -> float:
+    return digest[0] / 256
+
+
+def set_gradients(stage: SimulatedStage, gradient: bytes) -> None:
+    for number, parameter in enumerate(stage.parameters()):
+        parameter.grad = numbers_of(mixed(gradient, bytes([number])), (WEIGHTS,)) / 100
+
+
+def numbers_of(digest: bytes, shape: tuple[int, ...]) -> Tensor:
     """Turn a hash into small whole numbers, which every format of the wire can hold."""
-    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)[: int(np.prod(shape))].reshape(shape).to(dtype) - 128
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)[: int(np.prod(shape))].reshape(shape).float() - 128
 
 
-def payload_of(digest: bytes, slot: Slot) -> Tensor:
-    return numbers_of(digest, tuple(slot.spec.shape), torch.float32)
+def undisturbed(config: RunConfig) -> dict[tuple[WorkerId, int], str]:
+    """Return the weights of every place after every step, computed without any link, as a run commits them to which nothing happens."""
+    stages, replicas, data = config.pipeline.stages, range(config.replicas.count), SimulatedData(config)
+    grid = [[SimulatedStage(config, StagePlan(index, stages, range(index, index + 1))) for index in range(stages)] for _ in replicas]
+    optimizers: list[list[Any]] = [[StageOptimizer(stage, config.train) for stage in row] for row in grid]  # type: ignore[arg-type]
+    found = {}
+    for step in range(config.train.steps):
+        for replica in replicas:
+            compute(grid[replica], step, torch.from_numpy(data.batch(step * config.train.batch + replica * config.replica_batch, 1)))
+        for copies in zip(*grid, strict=True):
+            for parameters in zip(*(stage.parameters() for stage in copies), strict=True):
+                mean = torch.stack([parameter.grad for parameter in parameters]).mean(0)
+                for parameter in parameters:
+                    parameter.grad = mean.clone()
+        squared = 0.0
+        for optimizer in reversed(optimizers[0]):
+            squared = optimizer.squared_norm() + squared
+        for replica in replicas:
+            for stage, optimizer in zip(grid[replica], optimizers[replica], strict=True):
+                optimizer.step(rate_factor(step, config.train), clip_scale(math.sqrt(squared), config.train.clip))
+                found[WorkerId(replica, stage.plan.index), step] = stage.content().hex()
+    return found
+
+
+def compute(stages: list[SimulatedStage], step: int, ids: Tensor) -> None:
+    """Set the gradients of one replica's stages."""
+    digests: list[bytes] = []
+    shape = (1, ids.shape[1] - 1, stages[0].model.width)
+    for stage in stages:
+        digests.append(digest_of(stage, step, ids, [numbers_of(digests[-1], shape)] if digests else []))
+    gradient = digests[-1]
+    set_gradients(stages[-1], gradient)
+    for stage, digest in reversed(list(zip(stages, digests, strict=True))[:-1]):
+        gradient = mixed(digest, raw_bytes(numbers_of(gradient, shape)))
+        set_gradients(stage, gradient)
 
 
 class SimulatedData:
@@ -162,8 +218,8 @@ class SimulatedData:
 
     fingerprint, tokenizer_json = "simulated", None
 
-    def __init__(self, context: int, vocabulary: int) -> None:
-        self.context, self.vocabulary = context, vocabulary
+    def __init__(self, config: RunConfig) -> None:
+        self.context, self.vocabulary = config.model.context, config.model.vocabulary
         self.train = self.validation = self
 
     def batch(self, first: int, count: int) -> np.ndarray:
