@@ -3,9 +3,10 @@
     sudo .venv/bin/python bench/strangers.py [--rate 200] [--cuts 5] [--delay-ms 100]
 
 Two hosts of the testbed with 100 ms in each direction. In one a link listens, in the other are its peer and the strangers, who connect
-`--rate` times a second and hold what they get. Idle ones say nothing; talking ones send the beginning of a TLS handshake and no more.
-They come from the peer's own address, or from 250 others. For each kind the peer's connection is broken `--cuts` times; the figure is
-the time until the link is open again. About two minutes; Linux and root, as all of the testbed.
+`--rate` times a second and hold what they get. Idle ones say nothing; talking ones send the beginning of a TLS handshake and no more;
+repeating ones have read the peer's own word off the line (`link/tcp/knock.py`) and begin with it. They come from the peer's own
+address, or from 250 others. For each kind the peer's connection is broken `--cuts` times; the figure is the time until the link is open
+again. About three minutes; Linux and root, as all of the testbed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from thinwire.link.identity import load_identity, make_identity
 from thinwire.link.link import Link
 from thinwire.link.listener import Listener
 from thinwire.link.peer import Worker, WorkerId
+from thinwire.link.tcp.knock import knock
 
 GOAL_SECONDS = 5.0
 LONGEST_SECONDS = 20.0
@@ -47,11 +49,13 @@ MOST_AT_ONCE, MOST_HELD = 100, 8000
 CROWD = "198.18.1"
 """The network of strangers with many addresses."""
 KINDS = {
-    "nobody": (False, 0),
-    "idle, the peer's address": (False, 1),
-    "idle, 250 addresses": (False, 250),
-    "talking, the peer's address": (True, 1),
-    "talking, 250 addresses": (True, 250),
+    "nobody": ("idle", 0),
+    "idle, the peer's address": ("idle", 1),
+    "idle, 250 addresses": ("idle", 250),
+    "talking, the peer's address": ("talking", 1),
+    "talking, 250 addresses": ("talking", 250),
+    "repeating, the peer's address": ("repeating", 1),
+    "repeating, 250 addresses": ("repeating", 250),
 }
 ENDS = (WorkerId(0, 0), WorkerId(0, 1))
 
@@ -89,12 +93,11 @@ def be_peer(keys: File, address: str) -> None:
     link.close()
 
 
-def attack(address: str, rate: float, talking: bool, addresses: int) -> None:
-    """Connect again and again and hold the connections, for as long as the standard input is open."""
+def attack(address: str, rate: float, opening: bytes, addresses: int) -> None:
+    """Connect again and again, begin with some bytes and hold the connections, for as long as the standard input is open."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     held: deque[socket.socket] = deque()
-    opening = client_hello() if talking else b""
     selector = selectors.DefaultSelector()
     selector.register(sys.stdin, selectors.EVENT_READ)
     count, started = 0, time.monotonic()
@@ -113,7 +116,7 @@ def attack(address: str, rate: float, talking: bool, addresses: int) -> None:
             if addresses > 1:
                 stranger.bind((f"{CROWD}.{1 + count % addresses}", 0))
             stranger.connect_ex((address, PORT))
-            if talking:
+            if opening:
                 selector.register(stranger, selectors.EVENT_WRITE)
             held.append(stranger)
             count += 1
@@ -121,13 +124,21 @@ def attack(address: str, rate: float, talking: bool, addresses: int) -> None:
             held.popleft().close()
 
 
-def client_hello() -> bytes:
-    """Return the first bytes of a handshake, as anyone can send them."""
+def opening_bytes(manner: str, keys: File) -> bytes:
+    """Return what strangers of one kind begin with."""
+    if manner == "idle":
+        return b""
+    listener = load_identity(keys / "listener").certificate
+    return client_hello(knock(load_identity(keys / "peer"), listener, calling=True) if manner == "repeating" else None)
+
+
+def client_hello(name: str | None) -> bytes:
+    """Return the first bytes of a handshake: as anyone can send them, or with a name that was read off the line."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     outgoing = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+        context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=name).do_handshake()
     return outgoing.read()
 
 
@@ -148,10 +159,10 @@ def end(process: subprocess.Popen[Any]) -> str:
 def measure(bed: Testbed, keys: File, kind: str, rate: float, cuts: int) -> dict[str, Any]:
     """Return how long the peer was away after each cut (None: it did not come back), and how many lines the listener logged."""
     address = bed.address(0, towards=1)
-    talking, addresses = KINDS[kind]
+    manner, addresses = KINDS[kind]
     worker = start(bed, 0, "listen", "--keys", str(keys), "--address", address)
     peer = start(bed, 1, "peer", "--keys", str(keys), "--address", address)
-    words = ("--address", address, "--rate", str(rate), "--addresses", str(addresses), *(["--talking"] if talking else []))
+    words = ("--keys", str(keys), "--address", address, "--rate", str(rate), "--addresses", str(addresses), "--manner", manner)
     strangers = start(bed, 1, "attack", *words) if addresses else None
     began = time.monotonic()
     seconds: list[float | None] = []
@@ -197,10 +208,10 @@ def main() -> None:
     for name in ("role", "keys", "address"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     parser.add_argument("--addresses", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--talking", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--manner", default="idle", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.role == "attack":
-        attack(given.address, given.rate, given.talking, given.addresses)
+        attack(given.address, given.rate, opening_bytes(given.manner, File(given.keys)), given.addresses)
     elif given.role:
         {"listen": listen, "peer": be_peer}[given.role](File(given.keys), given.address)
     else:

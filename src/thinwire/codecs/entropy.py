@@ -28,7 +28,7 @@ from thinwire.codecs.id_model import IdModel
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
-from thinwire.util.noise import ROUNDING, sample_keys, uniform
+from thinwire.model.noise import ROUNDING, sample_keys, uniform
 
 HEADER = 3
 UNBOUND = "entropy coding needs what an end has learnt: with_end"

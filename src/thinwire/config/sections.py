@@ -8,6 +8,7 @@ the command line is the job of `toml.py` and `command_line.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from thinwire.config.registry import EXCHANGES
@@ -54,7 +55,7 @@ class ModelConfig:
     tied_head: bool = False
     """Use the embedding as output head. Leaves the subspace."""
 
-    @property
+    @cached_property
     def head_size(self) -> int:
         return self.width // self.heads
 
@@ -200,12 +201,12 @@ class RunConfig:
     """The options of the chosen exchange between replicas (a `replicas.exchange.ExchangeOptions` dataclass)."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
 
-    @property
+    @cached_property
     def replica_batch(self) -> int:
         """Return the sequences of a step that one replica takes."""
         return self.train.batch // self.replicas.count
 
-    @property
+    @cached_property
     def microbatch(self) -> int:
         """Return the sequences of one microbatch."""
         return self.replica_batch // self.pipeline.microbatches

@@ -13,6 +13,8 @@ from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw
 from thinwire.codecs.base import Codec, WireSpec
 from thinwire.pipeline.meter import Meter
 
+DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -67,10 +69,11 @@ def checked_ids(ids_BT1: Tensor, vocabulary: int) -> Tensor:
     return ids_BT1
 
 
-def slots(codec: Codec, batch: int, context: int, direction: Direction, *, known_ids: bool = False) -> tuple[Slot, ...]:
+def slots(codec: Codec, batch: int, context: int, *, known_ids: bool = False) -> dict[Direction, tuple[Slot, ...]]:
     """List what crosses a boundary for one microbatch: ids, unless all stages know them, and payload forward, its gradient backward."""
-    payload = tuple(Slot(spec, index, direction) for index, spec in enumerate(codec.spec(batch, context).tensors))
-    return (ids_slot(codec, batch, context, known=known_ids), *payload) if direction == "forward" else payload
+    tensors, ids = codec.spec(batch, context).tensors, ids_slot(codec, batch, context, known=known_ids)
+    forward, backward = (tuple(Slot(spec, index, way) for index, spec in enumerate(tensors)) for way in DIRECTIONS)
+    return {"forward": (ids, *forward), "backward": backward}
 
 
 class Boundary:
@@ -83,8 +86,9 @@ class Boundary:
         exit, entry = (codec, codec) if ends is None else map(codec.with_end, ends)
         self.packing = {"forward": exit, "backward": entry}
         self.unpacking = {"forward": entry, "backward": exit}
-        self.ids_slot, *payload = slots(codec, batch, time, "forward", known_ids=known_ids)
-        self.payload = {"forward": payload, "backward": slots(codec, batch, time, "backward")}
+        each = slots(codec, batch, time, known_ids=known_ids)
+        self.ids_slot, *payload = each["forward"]
+        self.payload = {"forward": payload, "backward": each["backward"]}
         self.spec: WireSpec = codec.spec(batch, time)
         self.meter = Meter()
 

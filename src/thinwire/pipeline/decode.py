@@ -129,12 +129,12 @@ class WorkerWriter:
 
     def __init__(self, reader: Reader, codec: Codec, left: Link | None, right: Link | None) -> None:
         self.reader = reader
-        layers, version = reader.stage.plan.layers, reader.stage.stream.version
+        layers, self.version = reader.stage.plan.layers, reader.stage.stream.version
         entry, exit = reader.stage.entry, reader.stage.exit
         before = codec.at(layers.start) if entry is None else codec.at(layers.start).with_end(entry)
         behind = codec.at(layers.stop) if exit is None else codec.at(layers.stop).with_end(exit)
-        self.left = {time: _port(left, before, time, version, downstream=False) for time in (CHUNK, 1)} if left else None
-        self.right = {time: _port(right, behind, time, version, downstream=True) for time in (CHUNK, 1)} if right else None
+        self.left = {time: _port(left, before, time, downstream=False) for time in (CHUNK, 1)} if left else None
+        self.right = {time: _port(right, behind, time, downstream=True) for time in (CHUNK, 1)} if right else None
         self.meters = [self.right[1].meter] if self.right else []
         """Payload bytes of new tokens at the boundary behind this stage."""
 
@@ -158,7 +158,7 @@ class WorkerWriter:
     def _begin(self, step: int, time: int) -> None:
         for side in (self.left, self.right):
             if side:
-                side[time].begin(step)
+                side[time].begin(step, version=self.version)
 
     def _step(self, ids: list[int] | None, count: int, time: int) -> tuple[Tensor, ...]:
         """Read the next tokens with this stage: its ids, where they are not known, and its payload come from the left."""
@@ -174,8 +174,8 @@ class WorkerWriter:
         return output
 
 
-def _port(link: Link, codec: Codec, time: int, version: int, *, downstream: bool) -> Port:
+def _port(link: Link, codec: Codec, time: int, *, downstream: bool) -> Port:
     """Make the port for so many tokens at a time towards the next stage (`downstream`) or the previous one."""
     forward, backward = forward_slots(codec, time), (chosen_slot(codec),)
     outgoing, incoming = (forward, backward) if downstream else (backward, forward)
-    return Port(link, codec, outgoing, incoming, time, lambda: version)
+    return Port(link, codec, outgoing, incoming, time)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from thinwire.config.sections import ModelConfig
 from thinwire.model.block import Pass
-from thinwire.util.noise import BRANCH, OUTPUT
+from thinwire.model.noise import BRANCH, OUTPUT
 
 
 class RMSNorm(nn.Module):
