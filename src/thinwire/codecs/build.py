@@ -15,6 +15,9 @@ from thinwire.codecs.quantize import Quantize, QuantizeOptions
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig
 
+ENTROPY_ONLY = ("rate", "backward_rate", "dead_zone", "rate_penalty", "sample")
+"""Options that say something only where payloads are entropy-coded."""
+
 
 def make_codec(options: CodecOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> Codec:
     """Make the codec that the options describe."""
@@ -38,7 +41,7 @@ def make_codec(options: CodecOptions, model: ModelConfig, *, seed: int = 0, comp
 def refuse_idle(options: CodecOptions) -> None:
     """Refuse options of entropy coding where there is none."""
     for entry in dataclasses.fields(CodecOptions):
-        if entry.name in ("rate", "backward_rate", "dead_zone") and not options.entropy and getattr(options, entry.name) != entry.default:
+        if entry.name in ENTROPY_ONLY and not options.entropy and getattr(options, entry.name) != entry.default:
             raise ValueError(
                 f"codec.{entry.name} is {getattr(options, entry.name)}, but nothing is entropy-coded; set codec.entropy true, "
                 f"or leave codec.{entry.name} out"

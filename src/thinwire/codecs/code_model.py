@@ -2,13 +2,13 @@
 
 A value is sent as the number of steps between it and what both ends predict for its token and channel:
 
-    sender      y = x U,   q = round((y - mean[t]) / step)          integers, `bits/entropy.py` puts them into bytes
-    receiver    x = (mean[t] + q step) U^T
+    sender      y = x U,   q = round((y - expected[t]) / step)          integers, `bits/entropy.py` puts them into bytes
+    receiver    x = (expected[t] + q step) U^T
 
-mean is a table of what was received for each token so far, U the rotation to the principal axes of q, step a number on a ladder that the
-sender chooses and every payload carries. Predicting inside the quantiser, and not only in the coder, makes the zero of the dead zone
-mean `as usual`. Everything is learnt from codes alone, in integers, and only when a step is committed: sums over a step's microbatches
-do not depend on their order, an abandoned step leaves nothing behind, and both ends hold the same numbers without a word about them.
+`prediction.py` says what is expected, U is the rotation to the principal axes of q, step a number on a ladder that the sender chooses and
+every payload carries. Predicting inside the quantiser, and not only in the coder, makes the zero of the dead zone mean `as usual`.
+Everything is learnt from codes alone, in integers, and only when a step is committed: sums over a step's microbatches do not depend on
+their order, an abandoned step leaves nothing behind, and both ends hold the same numbers without a word about them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from torch import Tensor, nn
 
 from thinwire.bits import entropy
 from thinwire.bits.entropy import LIMIT, UNIT, Ints, Tables
-from thinwire.bits.grid import WIDTHS
-from thinwire.bits.ladder import HIGHEST, LOWEST, OCTAVE, nearest, ratio, step_size
-from thinwire.codecs.rotation import principal
+from thinwire.bits.ladder import LOWEST, OCTAVE, ratio, step_size
+from thinwire.codecs.aim import Aim
+from thinwire.codecs.mean_table import LIMIT as MEAN_LIMIT
+from thinwire.codecs.mean_table import MeanTable
+from thinwire.codecs.prediction import Prediction
+from thinwire.codecs.rotation import add, principal, product
 from thinwire.model.ends import Context
 
 CODES = torch.float32
@@ -33,11 +36,6 @@ CODES = torch.float32
 NOT_FINITE = LIMIT
 """The code of a value that is not finite."""
 UNSET = LOWEST - 1
-WINDOW = 64
-"""Tokens after which the mean of one forgets the first."""
-GENERAL_WINDOW = 4096
-"""The same for the mean of all, with which that of a new token begins."""
-MEAN_LIMIT = 2**30
 FINE = 2**16
 """Usual sizes are kept in 1/FINE of the reference step."""
 WIDEST = 128
@@ -46,46 +44,14 @@ ROTATE_EVERY = 32
 """Steps between rotations, after those of steps 1, 2, 4, 8, ..."""
 TURN = 2**30
 """One, in the elements of the rotation."""
-CARRY = 2**14
-"""One, in the rotation of the means: their products add up exactly in fp64."""
 FARTHEST = 12 * OCTAVE
-"""Largest ratio of steps that means are carried over."""
+"""Largest ratio of steps that anything is carried over."""
 DRIFT = 4 * OCTAVE
 """How far the step moves until the reference step follows."""
 MESSAGE_BITS = 64
 """What a payload takes besides its codes, nearly."""
-MOST_CHANGE = OCTAVE // 2
-"""How far the step size moves after one step."""
-# Step sizes beside the root mean square whose error is that of `quantize` with so many bits: scale of 1/127 and 1/7 of the largest of
-# some 32 Gaussian values, and the Lloyd-Max levels' mean square errors of 0.0345, 0.1175 and 0.3634.
-STEP_OF_BITS = dict(zip(WIDTHS, (0.019, 0.343, 0.644, 1.187, 2.088), strict=True))
-
-
-@dataclass(frozen=True)
-class Aim:
-    """What the step size is steered to: bits per code, or the error of `quantize` with `bits`."""
-
-    rate: float | None
-    bits: int | None
-
-    @property
-    def usual(self) -> float:
-        """Return the bits per code to expect."""
-        return self.rate if self.rate is not None else float(self.bits or 0)
-
-    def first(self, spread: float) -> int:
-        """Choose the first step for values of that root mean square: at many bits the entropy of a Gaussian, at few a bound."""
-        share = STEP_OF_BITS[self.bits] if self.bits is not None else min(2.0, 2 ** (2.05 - self.usual))
-        return nearest(spread * share)
-
-    def next(self, number: int, rate: float, spread: float) -> int:
-        """Choose the step after one with that rate and root mean square of what was received, in steps."""
-        if self.rate is not None:
-            wanted = number + round(OCTAVE / 2 * (rate - self.rate))
-        else:
-            assert self.bits is not None
-            wanted = number + nearest(spread * STEP_OF_BITS[self.bits]) if spread > 0 else number - MOST_CHANGE
-        return min(max(wanted, number - MOST_CHANGE, LOWEST), number + MOST_CHANGE, HIGHEST)
+STEEPNESS = 4
+"""The bits of a code that is r steps are taken to be log2(1 + STEEPNESS r^2) / 2 where a slope is needed."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +93,7 @@ class CodeModel(nn.Module):
     number: Tensor
     unit: Tensor
     age: Tensor
-    means_VK: Tensor
-    counts_V: Tensor
+    tokens: Tensor
     sizes_K: Tensor
     moments_KK: Tensor
     rotation_KK: Tensor
@@ -137,15 +102,15 @@ class CodeModel(nn.Module):
     def __init__(self, width: int, vocabulary: int, aim: Aim, dead_zone: float, compute: torch.dtype) -> None:
         """Begin with nothing learnt; without a vocabulary nothing is predicted."""
         super().__init__()
-        self.width, self.vocabulary, self.aim, self.dead_zone, self.compute = width, vocabulary, aim, dead_zone, compute
+        self.width, self.aim, self.dead_zone, self.compute = width, aim, dead_zone, compute
+        self.prediction = Prediction(width, vocabulary) if vocabulary else None
         self.rotates = 1 < width <= WIDEST
+        # The step in use, and the one that means and usual sizes count.
         self.register_buffer("number", torch.tensor(UNSET))
-        # Means and usual sizes count steps of this number.
         self.register_buffer("unit", torch.tensor(0))
+        # Steps learnt from, and tokens in the last of them.
         self.register_buffer("age", torch.tensor(0))
-        # The last row is the mean of all tokens.
-        self.register_buffer("means_VK", torch.zeros(vocabulary + 1 if vocabulary else 0, width, dtype=torch.int32))
-        self.register_buffer("counts_V", torch.zeros(len(self.means_VK), dtype=torch.int32))
+        self.register_buffer("tokens", torch.tensor(0))
         self.register_buffer("sizes_K", torch.full((width,), FINE))
         turned = width if self.rotates else 0
         self.register_buffer("moments_KK", torch.zeros(turned, turned, dtype=torch.int64))
@@ -170,17 +135,21 @@ class CodeModel(nn.Module):
             self._coding = Coding(sizes, int(self.unit) if int(self.age) else None, Tables.of(counts), check & 0xFF)
         return self._coding
 
-    def quantize(self, values_BTK: Tensor, ids_BT: Tensor, context: Context, noise: Tensor | None = None) -> Tensor:
-        """Return the step's number and the codes in one row; with noise in [0, 1) round stochastically, else with a dead zone."""
-        turned = self._turned(values_BTK.detach().to(self.compute), back=False)
+    def in_steps(self, values_BTK: Tensor, ids_BT: Tensor, context: Context) -> tuple[int, Tensor]:
+        """Return the step's number, and how many steps values are from what is expected, along the principal axes."""
+        turned = self.turned(values_BTK.detach().to(self.compute), back=False)
         number = int(self.number)
         if number == UNSET:
             number = self.aim.first(float(turned[turned.isfinite()].double().square().mean().sqrt().nan_to_num(0.0)))
             if context.training:
                 self.number.fill_(number)
         steps = turned / step_size(number)
-        if self.vocabulary:
-            steps -= self._predicted(ids_BT, number).to(steps.dtype) / UNIT
+        if self.prediction is not None:
+            steps -= self._expected(ids_BT, number).to(steps.dtype) / UNIT
+        return number, steps
+
+    def quantize(self, number: int, steps: Tensor, ids_BT: Tensor, context: Context, noise: Tensor | None = None) -> Tensor:
+        """Return the step's number and the codes in one row; with noise in [0, 1) round stochastically, else with a dead zone."""
         codes = (steps.abs() + (1 - self.dead_zone)).floor().copysign(steps) if noise is None else (steps + noise).floor()
         codes = codes.clamp(1 - LIMIT, LIMIT - 1).where(steps.isfinite(), NOT_FINITE).to(CODES)
         self._see(codes, ids_BT, number, context)
@@ -190,13 +159,21 @@ class CodeModel(nn.Module):
         """Return the values that a row from `quantize` stands for."""
         number, codes = int(row[0]), row[1:].detach().view(*ids_BT.shape, self.width)
         fine = codes.to(self.compute) * UNIT
-        if self.vocabulary:
-            fine += self._predicted(ids_BT, number).to(self.compute)
+        if self.prediction is not None:
+            fine += self._expected(ids_BT, number).to(self.compute)
         values = (fine * (step_size(number) / UNIT)).masked_fill(codes == NOT_FINITE, torch.nan)
         self._see(codes, ids_BT, number, context)
-        return self._turned(values, back=True)
+        return self.turned(values, back=True)
 
-    def _turned(self, values: Tensor, *, back: bool) -> Tensor:
+    def slope(self, number: int, steps: Tensor) -> Tensor:
+        """Return the derivative of the bits per token of a training step with respect to the values sent, once a step is known."""
+        tokens, square = int(self.tokens), steps.square()
+        if not tokens:
+            return torch.zeros_like(steps)
+        along = STEEPNESS * steps / (1 + STEEPNESS * square) / (math.log(2) * step_size(number) * tokens)
+        return self.turned(along.nan_to_num(0.0), back=True)
+
+    def turned(self, values: Tensor, *, back: bool) -> Tensor:
         """Go over to the principal axes, or back."""
         if not self.rotates or not int(self.age):
             return values
@@ -204,11 +181,11 @@ class CodeModel(nn.Module):
         with torch.autocast(values.device.type, enabled=False):
             return values @ (rotation_KK.T if back else rotation_KK)
 
-    def _predicted(self, ids: Tensor, number: int) -> Tensor:
-        """Return what is expected of tokens, in 1/UNIT of a step."""
-        rows = torch.where(self.counts_V[ids] > 0, ids, self.vocabulary)
+    def _expected(self, ids: Tensor, number: int) -> Tensor:
+        """Return what is expected, in 1/UNIT of a step."""
+        assert self.prediction is not None
         factor, shift = ratio(min(max(int(self.unit) - number, -FARTHEST), FARTHEST))
-        return ((self.means_VK[rows].long() * factor + (1 << (shift - 1))) >> shift).clamp_(-(2**22), 2**22)
+        return ((self.prediction.expected(ids) * factor + (1 << (shift - 1))) >> shift).clamp_(-(2**22), 2**22)
 
     def _see(self, codes: Tensor, ids_BT: Tensor, number: int, context: Context) -> None:
         """Keep a training microbatch's codes until the step is committed."""
@@ -216,7 +193,8 @@ class CodeModel(nn.Module):
             return
         if context.step != self.seen.step:
             self.seen = Seen(context.step, number)
-        self.seen.ids.append(ids_BT.flatten().cpu())
+        if self.prediction is not None:
+            self.seen.ids.append(ids_BT.flatten().cpu())
         self.seen.codes.append(codes.to(torch.int16).flatten(0, 1).cpu())
 
     def commit(self) -> None:
@@ -224,54 +202,39 @@ class CodeModel(nn.Module):
         seen, self.seen = self.seen, Seen()
         if not seen.codes:
             return
-        ids, codes = torch.cat(seen.ids), torch.cat(seen.codes).long()
+        codes, number = torch.cat(seen.codes).long(), seen.number
         codes = codes.masked_fill(codes == NOT_FINITE, 0)
-        messages, number, codes_NK = len(seen.codes), seen.number, codes.numpy()
-        coding = self.coding()
+        codes_NK, coding = codes.numpy(), self.coding()
         found = entropy.count_symbols(codes_NK, coding.at(number))
-        self.rate = (float((found * coding.tables.lengths()).sum()) + MESSAGE_BITS * messages) / codes_NK.size
+        self.rate = (float((found * coding.tables.lengths()).sum()) + MESSAGE_BITS * len(seen.codes)) / codes_NK.size
         self._follow(number)
         fine = codes * UNIT
-        if self.vocabulary:
-            fine = fine + self._predicted(ids.to(self.unit.device), number).cpu()
-            self._learn_means(ids, torch.from_numpy(carried(fine.numpy(), number - int(self.unit))))
+        if self.prediction is not None:
+            ids = torch.cat(seen.ids)
+            fine += self._expected(ids.to(self.unit.device), number).cpu()
+            self.prediction.learn(ids, torch.from_numpy(carried(fine.numpy(), number - int(self.unit))))
         self._learn_sizes(codes_NK, number)
         self.tables.copy_(torch.from_numpy(entropy.learn(self.tables.cpu().numpy(), found)))
         self.age += 1
+        self.tokens.fill_(len(codes_NK))
         if self.rotates:
             self._learn_rotation(codes_NK)
         spread = math.sqrt(float(fine.double().square().mean())) / UNIT
         self.number.fill_(self.aim.next(number, self.rate, spread))
         self._coding = None
 
+    def _means(self) -> tuple[MeanTable, ...]:
+        return () if self.prediction is None else self.prediction.tables()
+
     def _follow(self, number: int) -> None:
         """Let the reference step follow one that has moved away."""
         unit = int(self.unit)
-        if not int(self.age) or abs(number - unit) > DRIFT:
-            for buffer in (self.means_VK, self.sizes_K) if int(self.age) else ():
-                moved = carried(buffer.cpu().numpy().astype(np.int64), unit - number)
-                buffer.copy_(torch.from_numpy(moved.clip(-MEAN_LIMIT, MEAN_LIMIT)))
-            self.unit.fill_(number)
-
-    def _learn_means(self, ids: Tensor, values_NK: Tensor) -> None:
-        """Move the means of the tokens that have come towards what came."""
-        tokens, places, occurrences = ids.unique(return_inverse=True, return_counts=True)
-        sums = torch.zeros(len(tokens), self.width, dtype=torch.int64).index_add_(0, places, values_NK)
-        means, counts = self.means_VK.cpu().long(), self.counts_V.cpu().long()
-        last, known = self.vocabulary, counts[tokens].unsqueeze(1)
-        base = torch.where(known > 0, means[tokens], means[last])
-        weight, added = known.clamp_min(1), occurrences.unsqueeze(1)
-        whole = torch.cat((tokens, torch.tensor([last])))
-        base = torch.cat((base, means[last:]))
-        sums = torch.cat((sums, values_NK.sum(0, keepdim=True)))
-        weight = torch.cat((weight, counts[last:].unsqueeze(1)))
-        added = torch.cat((added, torch.tensor([[len(ids)]])))
-        moved = torch.div(base * weight + sums, weight + added, rounding_mode="floor")
-        limits = torch.full_like(weight, WINDOW)
-        limits[-1] = GENERAL_WINDOW
-        device = self.means_VK.device
-        self.means_VK[whole.to(device)] = moved.clamp(-MEAN_LIMIT, MEAN_LIMIT).int().to(device)
-        self.counts_V[whole.to(device)] = (weight + added).minimum(limits).squeeze(1).int().to(device)
+        if int(self.age) and abs(number - unit) <= DRIFT:
+            return
+        for buffer in (self.sizes_K, *(table.means_RK for table in self._means())) if int(self.age) else ():
+            moved = carried(buffer.cpu().numpy().astype(np.int64), unit - number)
+            buffer.copy_(torch.from_numpy(moved.clip(-MEAN_LIMIT, MEAN_LIMIT)))
+        self.unit.fill_(number)
 
     def _learn_sizes(self, codes_NK: Ints, number: int) -> None:
         """Move the usual size of each channel's codes a quarter of the way to that of this step."""
@@ -286,32 +249,13 @@ class CodeModel(nn.Module):
         age = int(self.age)
         if age & (age - 1) and age % ROTATE_EVERY:
             return
-        moments_KK = self.moments_KK.cpu().numpy().astype(np.float64)
-        variances, axes = principal(moments_KK)
+        variances, axes = principal(self.moments_KK.cpu().numpy().astype(np.float64))
         self.moments_KK.zero_()
-        self.rotation_KK.copy_(torch.from_numpy(product(self.rotation_KK.cpu().numpy() / TURN, axes)))
-        turn = np.rint(axes * CARRY)
-        moved = np.rint(self.means_VK.cpu().numpy().astype(np.float64) @ turn / CARRY)
-        self.means_VK.copy_(torch.from_numpy(moved.clip(-MEAN_LIMIT, MEAN_LIMIT).astype(np.int32)))
-        self._turn_sizes(moments_KK, variances)
-
-    def _turn_sizes(self, moments_KK: np.ndarray, variances: np.ndarray) -> None:
-        """Expect of each new axis the size of codes that its variance tells, as many in all as before."""
-        total = max(float(np.trace(moments_KK)), 1.0)
-        share = np.sqrt(variances / total)
-        sizes = self.sizes_K.cpu().numpy()
-        scaled = np.rint(share * (int(sizes.sum()) / max(add(share), 1e-9)))
+        turned = np.rint(product(self.rotation_KK.cpu().numpy() / TURN, axes) * TURN).clip(-TURN, TURN)
+        self.rotation_KK.copy_(torch.from_numpy(turned.astype(np.int32)))
+        for table in self._means():
+            table.turn(torch.from_numpy(axes))
+        # Of each new axis expect the size that its variance tells, as much in all as before; the next steps put it right.
+        share = np.sqrt(variances / max(add(variances), 1.0))
+        scaled = np.rint(share * (int(self.sizes_K.sum()) / max(add(share), 1e-9)))
         self.sizes_K.copy_(torch.from_numpy(np.maximum(scaled, 1).astype(np.int64)))
-
-
-def add(values: np.ndarray) -> float:
-    """Add up numbers one after the other, in the same order on every machine."""
-    return float(np.add.accumulate(values)[-1])
-
-
-def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Multiply two matrices in an order that no library chooses; return fixed-point numbers."""
-    total = np.zeros_like(left)
-    for column in range(len(right)):
-        total = total + left[:, column : column + 1] * right[column]
-    return np.rint(total * TURN).clip(-TURN, TURN).astype(np.int32)

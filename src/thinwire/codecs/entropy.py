@@ -22,8 +22,9 @@ from thinwire.bits import entropy
 from thinwire.bits.ids import decode_ids, encode_ids
 from thinwire.bits.ladder import HIGHEST, LOWEST
 from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
+from thinwire.codecs.aim import STEP_OF_BITS, Aim
 from thinwire.codecs.base import Codec, CodecOptions
-from thinwire.codecs.code_model import CODES, STEP_OF_BITS, Aim, CodeModel
+from thinwire.codecs.code_model import CODES, CodeModel
 from thinwire.codecs.id_model import IdModel
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
@@ -38,48 +39,55 @@ PLAIN = np.dtype("<i2")
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values, ids_BT, context, end):
-        ctx.rest = ids_BT, context, end, values.dtype
-        return end.activations.quantize(values, ids_BT, context)
+        number, steps = end.activations.in_steps(values, ids_BT, context)
+        ctx.rest = ids_BT, context, end, values.dtype, number
+        ctx.save_for_backward(steps if end.rate_penalty else steps.new_zeros(0))
+        return end.activations.quantize(number, steps, ids_BT, context)
 
     @staticmethod
     def backward(ctx, row):
-        ids_BT, context, end, dtype = ctx.rest
-        return end.gradients.dequantize(row, ids_BT, context).to(dtype), None, None, None
+        ids_BT, context, end, dtype, number = ctx.rest
+        gradient = end.gradients.dequantize(row, ids_BT, context)
+        if end.rate_penalty and context.training:
+            # A step size that follows the rate alone lets the network outgrow it: whoever writes larger values gets them through.
+            gradient = gradient + end.rate_penalty * end.activations.slope(number, *ctx.saved_tensors)
+        return gradient.to(dtype), None, None, None
 
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, row, ids_BT, context, end, keys_B):
-        ctx.rest = ids_BT, context, end, keys_B
+    def forward(ctx, row, ids_BT, context, end):
+        ctx.rest = ids_BT, context, end
         return end.activations.dequantize(row, ids_BT, context)
 
     @staticmethod
     def backward(ctx, gradient):
-        ids_BT, context, end, keys_B = ctx.rest
-        noise = None if keys_B is None else uniform(keys_B, gradient.shape).to(gradient.dtype)
-        return end.gradients.quantize(gradient, ids_BT, context, noise), None, None, None, None
+        ids_BT, context, end = ctx.rest
+        number, steps = end.gradients.in_steps(gradient, ids_BT, context)
+        noise = end.noise(steps.shape, context).to(steps.dtype) if end.stochastic else None
+        if end.sample and noise is None:
+            steps = sampled(steps, end.sample, end.noise(ids_BT.shape, context).to(steps.dtype))
+        return end.gradients.quantize(number, steps, ids_BT, context, noise), None, None, None
 
 
 class EntropyEnd(nn.Module):
     """What both ends have: a model of each direction's codes."""
 
-    def __init__(self, activations: CodeModel, gradients: CodeModel) -> None:
+    def __init__(self, activations: CodeModel, gradients: CodeModel, vocabulary: int) -> None:
         super().__init__()
-        self.activations, self.gradients, self.ids = activations, gradients, IdModel(activations.vocabulary)
+        self.activations, self.gradients, self.ids = activations, gradients, IdModel(vocabulary)
 
     @property
     def models(self) -> dict[Direction, CodeModel]:
         return {"forward": self.activations, "backward": self.gradients}
 
-    def commit(self) -> None:
-        """Learn from the step that all have agreed on."""
-        self.activations.commit()
-        self.gradients.commit()
-        self.ids.commit()
-
 
 class EntropyExit(EntropyEnd):
     """Turn values into a row of codes."""
+
+    def __init__(self, activations: CodeModel, gradients: CodeModel, vocabulary: int, rate_penalty: float) -> None:
+        super().__init__(activations, gradients, vocabulary)
+        self.rate_penalty = rate_penalty
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
         self.ids.see(ids_BT, context)
@@ -93,19 +101,34 @@ class EntropyExit(EntropyEnd):
 class EntropyEntry(EntropyEnd):
     """Turn a row of codes back into values; quantise the gradient on its way out."""
 
-    def __init__(self, activations: CodeModel, gradients: CodeModel, layer: int, seed: int | None) -> None:
-        """Round gradients stochastically where a seed is given."""
-        super().__init__(activations, gradients)
+    def __init__(
+        self, activations: CodeModel, gradients: CodeModel, model: ModelConfig, options: CodecOptions, layer: int, seed: int
+    ) -> None:
+        super().__init__(activations, gradients, model.vocabulary)
+        self.stochastic, self.sample = options.rounding == "stochastic", options.sample
         self.layer, self.seed = layer, seed
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
         self.ids.see(ids_BT, context)
-        keys_B = None if self.seed is None else sample_keys(context.samples_B, ROUNDING, self.seed, context.step, self.layer)
-        return _Receive.apply(payload[0], ids_BT, context, self, keys_B)
+        return _Receive.apply(payload[0], ids_BT, context, self)
+
+    def noise(self, shape: torch.Size, context: Context) -> Tensor:
+        """Draw numbers in [0, 1) for a microbatch's gradient."""
+        return uniform(sample_keys(context.samples_B, ROUNDING, self.seed, context.step, self.layer), tuple(shape))
 
     def figures(self) -> dict[str, float]:
         """Return the bits per value of the last step's gradient."""
         return {"backward_rate": self.gradients.rate} if self.gradients.rate >= 0 else {}
+
+
+def sampled(steps_BTK: Tensor, limit: float, noise_BT: Tensor) -> Tensor:
+    """Leave tokens out whose gradient is shorter than `limit` steps, and lengthen the others of these so that the mean stays.
+
+    A dead zone would drop the many small gradients of well predicted tokens, which together balance the few large ones.
+    """
+    chance_BT1 = (steps_BTK.norm(dim=-1, keepdim=True) / limit).clamp_max(1.0)
+    kept = noise_BT.unsqueeze(-1) < chance_BT1
+    return torch.where(kept | ~chance_BT1.isfinite(), steps_BTK / chance_BT1, 0.0)
 
 
 class Entropy(Codec):
@@ -130,9 +153,11 @@ class Entropy(Codec):
         }
 
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
-        seed = self.seed if self.options.rounding == "stochastic" else None
-        entry = None if plan.first else EntropyEntry(*self._models(), plan.layers.start, seed)
-        exit = None if plan.last else EntropyExit(*self._models())
+        entry = exit = None
+        if not plan.first:
+            entry = EntropyEntry(*self._models(), self.model, self.options, plan.layers.start, self.seed)
+        if not plan.last:
+            exit = EntropyExit(*self._models(), self.model.vocabulary, self.options.rate_penalty)
         return entry, exit
 
     def _models(self) -> tuple[CodeModel, CodeModel]:
@@ -209,5 +234,8 @@ def check_options(options: CodecOptions) -> None:
         value = getattr(options, name)
         if value is not None and value not in STEP_OF_BITS:
             raise ValueError(f"codec.{name} is {value}; it can be {', '.join(map(str, STEP_OF_BITS))}")
+    for name, most in (("rate_penalty", 1.0), ("sample", 100.0)):
+        if not 0 <= getattr(options, name) <= most:
+            raise ValueError(f"codec.{name} is {getattr(options, name)}; choose 0 (off) to {most:g}; the default suits most runs")
     if not 0.5 <= options.dead_zone <= 1:
         raise ValueError(f"codec.dead_zone is {options.dead_zone}; choose 0.5 (round to the nearest) to 1, such as 0.6")

@@ -57,3 +57,16 @@ def principal(moments_KK: Floats) -> tuple[Floats, Floats]:
     variances = np.maximum(np.diagonal(matrix), 0.0)
     order = np.argsort(-variances, kind="stable")
     return variances[order], axes[:, order]
+
+
+def add(values: Floats) -> float:
+    """Add up numbers one after the other."""
+    return float(np.add.accumulate(values)[-1])
+
+
+def product(left: Floats, right: Floats) -> Floats:
+    """Multiply two matrices, column by column of the first."""
+    total = np.zeros_like(left)
+    for column in range(len(right)):
+        total = total + left[:, column : column + 1] * right[column]
+    return total

@@ -35,6 +35,7 @@ RESHAPING = frozenset({"pipeline.stages", "pipeline.split", "pipeline.microbatch
 """Fields that are a run's shape: all its workers agree on them, and a resume may change them."""
 LATER: dict[str, Any] = {"model.architecture": "llama", "data.everywhere": False}
 LATER |= {"codec.entropy": False, "codec.rate": None, "codec.backward_rate": None, "codec.dead_zone": 0.6}
+LATER |= {"codec.rate_penalty": 1e-3, "codec.sample": 3.0}
 """Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""
 
 
