@@ -145,11 +145,11 @@ class Entropy(Codec):
         super().__init__(options, model, seed=seed, compute=compute)
         check_options(options)
         self.channels = width
-        rate = options.rate if options.backward_rate is None else options.backward_rate
-        bits = options.bits if options.backward_bits is None else options.backward_bits
+        same = options.backward_rate is None and options.backward_bits is None
+        forward = Aim(options.rate, options.bits)
         self.aims: dict[Direction, Aim] = {
-            "forward": Aim(options.rate, None if options.rate is not None else options.bits),
-            "backward": Aim(rate, None if rate is not None else bits),
+            "forward": forward,
+            "backward": forward if same else Aim(options.backward_rate, options.backward_bits),
         }
 
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
