@@ -11,11 +11,10 @@ from helpers import TINY, make_pipeline, random_ids
 from thinwire.bits.entropy import LIMIT
 from thinwire.codecs.base import Codec
 from thinwire.codecs.build import codec_defaults, make_codec
-from thinwire.codecs.code_model import CodeModel
-from thinwire.codecs.entropy import HEADER, EntropyEnd, sampled
+from thinwire.codecs.entropy import HEADER, Statistics, sampled
 from thinwire.config.registry import CODECS
 from thinwire.model.cut import StagePlan
-from thinwire.model.ends import Context
+from thinwire.model.ends import Context, Learning
 
 BATCH, TIME, WIDTH = 4, 12, TINY.width
 
@@ -36,8 +35,8 @@ class Line:
         self.spec = self.codec.spec(BATCH, TIME).tensors[0]
 
     @property
-    def ends(self) -> tuple[EntropyEnd, EntropyEnd]:
-        return self.exit.second, self.entry.second
+    def ends(self) -> tuple[Statistics, Statistics]:
+        return self.exit.second.statistics, self.entry.second.statistics
 
     def cross(self, source, gradient, ids, step: int, training: bool = True) -> tuple[torch.Tensor, torch.Tensor, int, int]:
         """Send a microbatch and its gradient; return what arrives, and the bytes of both."""
@@ -55,7 +54,7 @@ class Line:
     def commit(self) -> None:
         for end in (self.exit, self.entry):
             for module in end.modules():
-                if isinstance(module, CodeModel) or type(module).__name__ == "IdModel":
+                if isinstance(module, Learning):
                     module.commit()
 
     def train(self, steps: int, stream=None, microbatches: int = 2) -> list[tuple[float, float]]:

@@ -54,7 +54,7 @@ def entropy_coded(codec: Codec) -> Codec:
     if codec.owns_bits or len(shown) != 1 or shown[0][:2] != (2, 3) or len(shown[0]) != 3:
         raise ValueError(
             f"codec.entropy is true, but `{codec.options.name}` does not send a row of plain values for each token; "
-            "choose dense, subspace, anchored, bottleneck, autoencoder, hadamard or randomk, or leave codec.entropy out"
+            "choose dense, subspace, anchored, bottleneck, autoencoder or randomk, or leave codec.entropy out"
         )
     return Chain(codec, Entropy(codec.options, codec.model, shown[0][-1], seed=codec.seed, compute=codec.compute))
 
