@@ -45,6 +45,14 @@ class Training:
     validation_rows = 0
     memory: MemoryBudget | None = None
     """What keeps the stages within their budget, if there is one."""
+    first_step_seconds = 0.0
+    state: State = "whole"
+    outcome: Outcome | None = None
+    """Outcome of the last step that was committed."""
+    rate = 0.0
+    """Learning rate of that step."""
+    doing = "start"
+    """What this process is about, for whoever watches whether it gets on."""
 
     def __init__(
         self,
@@ -82,14 +90,6 @@ class Training:
         """Whether the first stage is here."""
         self.metrics_path = folder / "metrics" / f"stage-{'all' if first.first and last.last else first.index}.jsonl"
         self.position = self.started_at = Position(step=0, seconds=0.0)
-        self.first_step_seconds = 0.0
-        self.state: State = "whole"
-        self.outcome: Outcome | None = None
-        """Outcome of the last step that was committed."""
-        self.rate = 0.0
-        """Learning rate of that step."""
-        self.doing = "start"
-        """What this process is about, for whoever watches whether it gets on."""
 
     @property
     def together(self) -> bool:
