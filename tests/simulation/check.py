@@ -24,6 +24,7 @@ def check(cluster: Cluster, reference: Reference) -> None:
     check_holders(cluster)
     check_replaced(cluster)
     check_order(cluster)
+    check_epochs(cluster)
     check_files(cluster, reference)
     check_end(cluster)
 
@@ -59,6 +60,12 @@ def check_holders(cluster: Cluster) -> None:
             together = one.born < other.node.ended_at and other.born < one.node.ended_at
             apart = max(holders[first]) < min(holders[second]) or max(holders[second]) < min(holders[first])
             assert apart or not together, f"{place} has two holders: {first} in {holders[first]}, {second} in {holders[second]}"
+
+
+def check_epochs(cluster: Cluster) -> None:
+    """What happens once does not end epoch after epoch."""
+    shaking = sum(fault.kind in ("crash", "lose", "twin", "stuck", "isolate", "freeze") for fault in cluster.plan.faults)
+    assert cluster.epochs <= 2 * shaking + 1, f"{cluster.epochs} epochs were abandoned"
 
 
 def check_order(cluster: Cluster) -> None:

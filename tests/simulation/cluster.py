@@ -99,6 +99,8 @@ class Cluster:
         self.replaced: set[str] = set()
         """Processes that sleep while a copy of their machine goes on."""
         self.begun = False
+        self.epochs = 0
+        """How many were abandoned."""
         places = [WorkerId(replica, stage) for replica in range(plan.shape.replicas) for stage in range(plan.shape.stages)]
         listed = [*places, *(WorkerId(STANDBYS, number) for number in range(plan.standbys))]
         folders = [folder / (f"replica-{each.replica}" if plan.supervised else f"machine-{number}") for number, each in enumerate(listed)]
@@ -207,6 +209,8 @@ class Cluster:
     def hear(self, process: str, event: dict[str, Any]) -> None:
         """Take what a worker tells people."""
         self.begun = self.begun or "begun" in event or "restored" in event
+        if "abandoned" in event:
+            self.epochs = max(self.epochs, event["epoch"] + 1)
         if "measured" not in event:
             self.world.note(process, str({name: value for name, value in event.items() if name != "since"}))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.check import check, check_content, check_end, check_files, check_gradients, check_holders, check_order
+from simulation.check import check, check_content, check_end, check_epochs, check_files, check_gradients, check_holders, check_order
 from simulation.cluster import Cluster, Commit
 from simulation.plan import MOST_STEPS, Plan, Shape, make_plan
 from simulation.runner import MOST_MACHINES, Runner
@@ -100,6 +100,13 @@ def test_a_later_epoch_may_have_another_holder(finished) -> None:
     cluster.processes["another"] = cluster.processes[first.process]
     cluster.commits.append(replace(first, process="another", epoch=1))
     check_holders(cluster)
+
+
+def test_epoch_after_epoch_is_found(finished) -> None:
+    cluster, _ = finished
+    cluster.hear("replica 0 stage 0 #1", {"abandoned": 0, "epoch": 5})
+    with pytest.raises(AssertionError, match="6 epochs were abandoned"):
+        check_epochs(cluster)
 
 
 def test_a_step_that_is_left_out_is_found(finished) -> None:

@@ -76,8 +76,8 @@ class Watch:
 
     def settle(self) -> None:
         """Between two epochs: give standbys the places they have taken; raise if this worker's own place is another's."""
-        if self.replaced is not None:
-            raise self.replaced
+        if replaced := self.replaced or self.neighbours.replaced:
+            raise replaced
         with self.lock:
             found, self.found = self.found, {}
         roster = self.neighbours.roster
