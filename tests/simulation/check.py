@@ -94,7 +94,9 @@ def check_end(cluster: Cluster) -> None:
         assert not silent, f"{host.process} did not say how it ended"
     steps = cluster.config.train.steps
     finished = [host for host in cluster.hosts if host.summary is not None and host.summary["steps"] == steps]
-    assert finished or not cluster.plan.must_finish, f"nobody reached the last step: {[host.ended for host in cluster.hosts]}"
+    assert finished or not cluster.plan.must_finish(cluster.begun_at), (
+        f"nobody reached the last step: {[host.ended for host in cluster.hosts]}"
+    )
     if finished and not any(fault.disk or fault.kind in ("full disk", "lose") for fault in cluster.plan.faults):
         for place in cluster.roster.workers:
             assert any(holds(host.folder, place.stage, steps) for host in cluster.hosts), f"nobody has the last step of {place}"

@@ -92,13 +92,15 @@ class Cluster:
         self.plan, self.config, self.disks = plan, plan.shape.config, disks
         self.world = World(plan.seed, pool)
         self.network = Network(self.world)
+        disks.wait = lambda: self.world.wait(None, 0.4 * self.world.random.random() ** 3) and None
         self.commits: list[Commit] = []
         self.processes: dict[str, Process] = {}
         self.gradients: dict[tuple[int, int], set[WorkerId]] = defaultdict(set)
         """Who has its gradients of a step of an epoch."""
         self.replaced: set[str] = set()
         """Processes that sleep while a copy of their machine goes on."""
-        self.begun = False
+        self.begun_at = float("inf")
+        """When the first had agreed with all others on where to begin."""
         self.epochs = 0
         """How many were abandoned."""
         places = [WorkerId(replica, stage) for replica in range(plan.shape.replicas) for stage in range(plan.shape.stages)]
@@ -171,7 +173,7 @@ class Cluster:
             host.place = place = taken
             roster = roster.taken_by(taken, me)
             self.world.note(process, f"takes {place}")
-        again = host.starts > 1 and self.begun
+        again = host.starts > 1 and self.world.now > self.begun_at
         member = Membership(
             config=self.config,
             roster=roster,
@@ -208,7 +210,8 @@ class Cluster:
 
     def hear(self, process: str, event: dict[str, Any]) -> None:
         """Take what a worker tells people."""
-        self.begun = self.begun or "begun" in event or "restored" in event
+        if "begun" in event or "restored" in event:
+            self.begun_at = min(self.begun_at, self.world.now)
         if "abandoned" in event:
             self.epochs = max(self.epochs, event["epoch"] + 1)
         if "measured" not in event:
