@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from thinwire.config.registry import TRANSPORTS
 from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import LinkError
 from thinwire.link.identity import Identity
+from thinwire.link.link import Link
 from thinwire.link.peer import STANDBYS, Worker, WorkerId
 from thinwire.link.roster import Roster
 from thinwire.run.stop import Stop
@@ -36,11 +37,14 @@ FAILED_STARTS = 6
 class Commit:
     """One step that one process made part of the run."""
 
+    at: float
     place: WorkerId
     process: str
     epoch: int
     step: int
     content: str
+    partners: tuple[tuple[WorkerId, int | None], ...]
+    """With which process of each neighbour."""
     missing: tuple[WorkerId, ...] = ()
     """Who had not its gradients of the step yet."""
 
@@ -180,7 +184,7 @@ class Cluster:
             identity=host.identity,
             stage=place.stage,
             replica=place.replica,
-            incarnation=10**6 + host.starts,
+            incarnation=10**6 + 100 * host.starts + host.number,
             runtime=node,
         )
         data: Any = SimulatedData(self.config) if place.stage == 0 else None
@@ -226,10 +230,11 @@ class Cluster:
     def computed(self, place: WorkerId, epoch: int, step: int) -> None:
         self.gradients[epoch, step].add(place)
 
-    def committed(self, process: str, place: WorkerId, epoch: int, step: int, content: str) -> None:
+    def committed(self, process: str, place: WorkerId, epoch: int, step: int, content: str, links: Iterable[Link] = ()) -> None:
         self.world.note(process, f"commits step {step} of {place} in epoch {epoch}: {content[:12]}")
         missing = sorted(self.roster.workers.keys() - self.gradients[epoch, step])
-        self.commits.append(Commit(place, process, epoch, step, content, tuple(missing)))
+        partners = tuple((link.peer, link.newest) for link in links)
+        self.commits.append(Commit(self.world.now, place, process, epoch, step, content, partners, tuple(missing)))
 
     def happen(self, fault: Fault) -> None:
         """Let a fault happen."""
