@@ -67,8 +67,8 @@ class Watch:
 
     def settle(self) -> None:
         """Between two epochs: let standbys hold what they have taken; raise if another holds this worker's own id."""
-        if self.replaced is not None:
-            raise self.replaced
+        if replaced := self.replaced or self.neighbours.replaced:
+            raise replaced
         self.places.begin_epoch()
 
     def explained(self, error: LinkError) -> LinkError:
