@@ -55,7 +55,8 @@ class FakeClient:
 
 
 def watch_of(roster: Roster, identities, tmp_path, has: list, member: int = 0, worker_id: WorkerId = FIRST) -> Watch:
-    neighbours = SimpleNamespace(roster=roster, endpoint=Endpoint(identities[member]), worker_id=worker_id, run="train-1", opened={})
+    endpoint = Endpoint(identities[member])
+    neighbours = SimpleNamespace(roster=roster, endpoint=endpoint, worker_id=worker_id, run="train-1", opened={}, replaced=None)
     watch = Watch(neighbours, CONFIG, tmp_path / "run")
     watch.client = FakeClient(roster, has)
     return watch
