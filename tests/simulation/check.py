@@ -27,6 +27,7 @@ def check(cluster: Cluster, reference: Reference) -> None:
     check_epochs(cluster)
     check_files(cluster, reference)
     check_end(cluster)
+    check_stop(cluster)
 
 
 def check_content(cluster: Cluster, reference: Reference) -> None:
@@ -111,6 +112,13 @@ def check_end(cluster: Cluster) -> None:
     if finished and not any(fault.disk or fault.kind in ("full disk", "lose") for fault in cluster.plan.faults):
         for place in cluster.roster.workers:
             assert any(holds(host.folder, place.stage, steps) for host in cluster.hosts), f"nobody has the last step of {place}"
+
+
+def check_stop(cluster: Cluster) -> None:
+    """Where nothing happens but that someone ends the run, all end at the same step."""
+    if {fault.kind for fault in cluster.plan.faults} <= {"stop", "stop now"}:
+        steps = {str(host.listed): host.summary and host.summary["steps"] for host in cluster.hosts[: cluster.plan.workers]}
+        assert len(set(steps.values())) == 1, f"the run was ended at different steps: {steps}"
 
 
 def holds(folder: Path, stage: int, step: int) -> bool:

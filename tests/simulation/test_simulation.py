@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from simulation.check import check, check_content, check_end, check_epochs, check_files, check_gradients, check_holders, check_order
+from simulation.check import (
+    check,
+    check_content,
+    check_end,
+    check_epochs,
+    check_files,
+    check_gradients,
+    check_holders,
+    check_order,
+    check_stop,
+)
 from simulation.cluster import Cluster, Commit
 from simulation.plan import MOST_STEPS, Plan, Shape, make_plan
 from simulation.runner import MOST_MACHINES, Runner
@@ -146,6 +156,13 @@ def test_a_run_that_does_not_finish_is_found(finished) -> None:
         host.summary = None
     with pytest.raises(AssertionError, match="nobody reached the last step"):
         check_end(cluster)
+
+
+def test_an_end_at_different_steps_is_found(finished) -> None:
+    cluster, _ = finished
+    cluster.hosts[1].summary = {"steps": 2}
+    with pytest.raises(AssertionError, match="ended at different steps"):
+        check_stop(cluster)
 
 
 def test_a_worker_that_says_nothing_is_found(finished) -> None:
