@@ -47,10 +47,17 @@ def windows_from_json(table: dict[str, Any], where: Path, family: Family, layers
     first = table.get("max_window_layers") or 0
     if type(first) is not int or first < 0:
         raise ValueError(f"{where}: max_window_layers is {first!r}; it must be a whole number of at least 0: mend the file")
-    sliding = range(first, layers) if kinds is None else [layer for layer, kind in enumerate(kinds) if kind == SLIDING]
+    if kinds is None:  # as text at once: a damaged file may name any number of layers
+        return {} if first >= layers else {"window": window, "window_layers": upper_layers(first, layers)}
+    sliding = [layer for layer, kind in enumerate(kinds) if kind == SLIDING]
     if not sliding:
         return {}
     return {"window": window, "window_layers": None if len(sliding) == layers else layers_text(sliding)}
+
+
+def upper_layers(first: int, layers: int) -> str | None:
+    """Write the layers from one on, as `model.window_layers` has them; None: all."""
+    return None if first == 0 else str(first) if first == layers - 1 else f"{first}-{layers - 1}"
 
 
 def refuse_kinds(kinds: Any, known: list[str], where: Path, family: Family) -> None:
