@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,16 @@ from oracle import fixed_table, wide_form
 from thinwire.config.sections import ModelConfig, TrainConfig
 from thinwire.model.subspace.basis import distance_outside
 from thinwire.optim.optimizers import StageOptimizer, clip_scale, rate_factor
+
+INGREDIENTS = {
+    "plain": {},
+    "biases": {"output_bias": True, "attention_bias": "all", "ffn_bias": True},
+    "norms behind": {"norm_reorder": True},
+    "norms behind, biases": {"norm_reorder": True, "output_bias": True, "norm_eps": 0.1},
+    "norms of heads, wide heads, window": {"qk_norm": "gains", "head_dim": 12, "window": 5},
+    "speedrun": {"qk_norm": "plain", "ffn_kind": "relu2", "logit_cap": 15.0, "attention_bias": "all", "ffn_bias": True},
+}
+"""What a network may have and still stay in the subspace."""
 
 
 @pytest.mark.parametrize("split", ["2,2", "1,2,1", "1,1,1,1", "3,1"])
@@ -28,8 +40,14 @@ def test_pipeline_equals_single_process_model(codec, split):
         assert relative(parts[name], whole[name]) < 1e-10, name
 
 
-def test_coordinate_form_equals_wide_form():
-    narrow = make_pipeline("subspace", stages=2, rank=6)
+@pytest.mark.parametrize("ingredients", INGREDIENTS.values(), ids=INGREDIENTS)
+def test_coordinate_form_equals_wide_form(ingredients):
+    narrow = make_pipeline("subspace", replace(TINY, **ingredients), stages=2, rank=6)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in (each for stage in narrow.stages for each in stage.parameters()):
+            if ingredients and parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     wide = wide_form(narrow)
     batch = random_ids()
     assert narrow.step(batch, 0, 0) == pytest.approx(wide.step(batch, 0, 0), rel=1e-12)

@@ -22,7 +22,7 @@ def stretch_factor(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def fastest(model: ModelConfig) -> float:
+def fastest_turns(model: ModelConfig) -> float:
     """Return the turns from which on a frequency stays as it is."""
     return FASTEST[model.rope_kind] if model.rope_fast is None else model.rope_fast
 
@@ -39,9 +39,9 @@ def check_rotary(model: ModelConfig) -> None:
         raise ValueError(f"the head size {whole}{model.head_size} is odd; rotary positions turn pairs: choose sizes that give an even one")
     if model.rope_kind == "dynamic" and model.head_size < 4:
         raise ValueError(f"model.rope_kind dynamic needs heads of at least 4, the head size is {model.head_size}; choose wider heads")
-    if model.rope_kind in FASTEST and fastest(model) <= model.rope_slow:
+    if model.rope_kind in FASTEST and fastest_turns(model) <= model.rope_slow:
         raise ValueError(
-            f"model.rope_fast is {fastest(model)}, model.rope_slow {model.rope_slow}; fast frequencies make more turns: choose a larger "
+            f"model.rope_fast is {fastest_turns(model)}, model.rope_slow {model.rope_slow}; fast ones make more turns: choose a larger "
             "--model.rope_fast"
         )
     if model.rope_kind == "yarn" and model.rope_theta <= 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 from thinwire.config.sections import ModelConfig
 from thinwire.model.huggingface import real_number, whole_number
-from thinwire.model.llama.rope import fastest, stretch_factor, trained_context
+from thinwire.model.llama.rope import fastest_turns, stretch_factor, trained_context
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 BASE = 10_000.0
@@ -20,7 +20,7 @@ def rope_to_json(model: ModelConfig) -> dict[str, Any]:
         part["factor"] = model.rope_factor
     if model.rope_kind in ("llama3", "yarn"):
         slow, fast = ("low_freq_factor", "high_freq_factor") if model.rope_kind == "llama3" else ("beta_slow", "beta_fast")
-        part |= {slow: model.rope_slow, fast: fastest(model), "original_max_position_embeddings": trained_context(model)}
+        part |= {slow: model.rope_slow, fast: fastest_turns(model), "original_max_position_embeddings": trained_context(model)}
     if model.rope_kind == "yarn":
         part |= {"truncate": model.rope_truncate}
         part |= {} if model.rope_attention_factor is None else {"attention_factor": model.rope_attention_factor}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.config.sections import ModelConfig
-from thinwire.model.llama.rope import attention_factor, fastest, trained_context
+from thinwire.model.llama.rope import attention_factor, fastest_turns, trained_context
 
 
 def rotary_tables(model: ModelConfig, positions: range) -> tuple[Tensor, Tensor]:
@@ -47,12 +47,12 @@ def dynamic_base(model: ModelConfig, length: int) -> float:
 def kept_by_turns(model: ModelConfig, plain: Tensor) -> Tensor:
     """Return the share of each frequency that stays, by its turns within the trained context (llama3)."""
     turns = trained_context(model) * plain / (2 * math.pi)
-    return ((turns - model.rope_slow) / (fastest(model) - model.rope_slow)).clamp(0, 1)
+    return ((turns - model.rope_slow) / (fastest_turns(model) - model.rope_slow)).clamp(0, 1)
 
 
 def kept_by_index(model: ModelConfig) -> Tensor:
     """Return the share of each frequency that stays, by a ramp over their numbers from fast to slow (yarn)."""
-    low, high = (index_of(model, turns) for turns in (fastest(model), model.rope_slow))
+    low, high = (index_of(model, turns) for turns in (fastest_turns(model), model.rope_slow))
     if model.rope_truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, model.head_size - 1)
