@@ -32,7 +32,7 @@ def items(order: Order, found: dict[str, Any], way: str) -> dict[str, float]:
     config = run_config(order)
     codec = make_codec(config.codec, config.model)
     direction = "forward" if way == "sent" else "backward"
-    parts = slots(codec, 1, CONTEXT, direction)  # type: ignore[arg-type]
+    parts = slots(codec, 1, CONTEXT)[direction]  # type: ignore[index]
     declared = sum(slot.spec.size(slot.direction) for slot in parts) * order.microbatches * (order.steps + 2)
     before, after = found["opened"][way], found["done"][way]
     grown = {key: after[key] - before[key] for key in after}

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import thinwire
-from thinwire.cluster.launch import train
+from thinwire.cluster.launch import train_worker
 from thinwire.cluster.supervisor import run_workers
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import DataConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
@@ -77,7 +77,7 @@ def traced(member: Any, say: Callable, stop: Any, report: str, **arguments: Any)
             raise
 
     with mock.patch.object(Trainer, "step", watched):
-        return train(member, say, stop, **arguments)
+        return train_worker(member, say, stop, **arguments)
 
 
 def settings(folder: Path) -> RunConfig:

@@ -24,6 +24,7 @@ from torch.distributed.pipelining import Schedule1F1B
 
 import thinwire.cluster.neighbours as neighbours
 from testbed import Path, Testbed
+from thinwire.cluster.places import Places
 from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
 from thinwire.link.endpoint import Endpoint
@@ -33,10 +34,10 @@ from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster, read_roster, write_roster
 from thinwire.model.cut import StagePlan
 from thinwire.model.stage import PLAIN
-from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, close_group, open_group
+from thinwire.pipeline.backend import Port, boundary_form, boundary_port, close_group, open_group
 from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.schedule import depths
-from thinwire.pipeline.static_stage import static_stage
+from thinwire.pipeline.static_stage import payloads_of, static_stage
 
 RESULTS = File(__file__).with_name("results")
 PORT = 29500
@@ -143,29 +144,25 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
     if backend == "gloo":
         store = dist.FileStore(f"{order.folder}/{side}", order.stages)
         dist.init_process_group("gloo", store=store, rank=order.stage, world_size=order.stages)
-        engine = Engine(stage, codec, dist.group.WORLD, 1, order.microbatches)  # type: ignore[arg-type]
+        engine = Engine(stage, payloads_of(stage, codec, 1), dist.group.WORLD, 1, order.microbatches)  # type: ignore[arg-type]
         engine.rebuild("1f1b", [])
         if variant == "1f1b":
-            wrapped = static_stage(engine.module, codec, 1, engine.group)
+            wrapped = static_stage(engine.module, engine.payloads, 1, engine.group)
             engine.schedule = Schedule1F1B(wrapped, order.microbatches, loss_fn=engine._share, scale_grads=False)
         return facts | {"seconds": time_steps(engine, order, ports, batch), "close": close_group}
     # The config has no word for the congestion control: it is the kernel's business, except in this comparison.
     neighbours.link_options = lambda link: LinkOptions(**({"congestion": variant} if variant else {}))
     folder = File(order.folder)
-    mine = neighbours.Neighbours(
-        read_roster(folder / "roster.toml"), Endpoint(load_identity(folder / f"stage-{order.stage}")), WorkerId(0, order.stage), side
-    )
-    contracts = {
-        worker_id: boundary_contract(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0)
-        for towards, worker_id in mine.worker_id.sides(order.stages).items()
-    }
-    links = mine.open(config, contracts)
+    places, endpoint = Places(read_roster(folder / "roster.toml")), Endpoint(load_identity(folder / f"stage-{order.stage}"))
+    mine = neighbours.Neighbours(config, places, endpoint, WorkerId(0, order.stage), side)
+    forms = {towards: boundary_form(codec, 1, CONTEXT, order.microbatches, downstream=towards > 0) for towards in mine.sides}
+    links = mine.open({worker_id: forms[towards].contract for towards, worker_id in mine.sides.items()})
     for towards, link in ((-1, links.left), (1, links.right)):
         if link is not None:
-            ports[order.stage + towards] = boundary_port(link, codec, 1, CONTEXT, downstream=towards > 0, version=lambda: 0)
+            ports[order.stage + towards] = boundary_port(link, codec, forms[towards])
     meter = next(iter(ports.values())).link.meter
     facts = {"congestion": next(iter(ports.values())).link.congestion, "opened": meter.snapshot()}
-    engine = Engine(stage, codec, open_group(order.stage, order.stages, ports), 1, order.microbatches)
+    engine = Engine(stage, payloads_of(stage, codec, 1), open_group(order.stage, order.stages, ports), 1, order.microbatches)
     facts["in_flight"] = depths(order.stages, order.microbatches, order.delay_seconds, order.forward_seconds + order.backward_seconds)
     engine.rebuild("depth", facts["in_flight"])
     seconds = time_steps(engine, order, ports, batch)

@@ -16,12 +16,13 @@ from typing import Any, cast
 from thinwire import checkpoint
 from thinwire.checkpoint.manifest import encode_manifest, read_manifest
 from thinwire.checkpoint.reading import all_manifests, position_of
+from thinwire.cluster import places
 from thinwire.cluster.backups import MOST_COPIES, PIECE, Copies
-from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
-from thinwire.cluster.standby import hear, place_in
+from thinwire.cluster.places import PLACES_FILE, Places
+from thinwire.cluster.standby import hear, worker_id_in
 from thinwire.config.toml import from_toml, load_config, packaged, to_toml
 from thinwire.link.contract import Contract, Cursor, Flow, TensorForm
-from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
+from thinwire.link.errors import Abort, LinkClosed, LinkError, ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind, Parser
 from thinwire.link.frame import encode as encode_frame
 from thinwire.link.hello import PeerBehind, PeerReplaced, Terms, decode_hello, judge, make_hello
@@ -41,7 +42,7 @@ from thinwire.pipeline.control import Control
 from thinwire.pipeline.links import Links
 from thinwire.pipeline.outcome import Outcome
 from thinwire.run.check import check
-from thinwire.run.restore import held_for
+from thinwire.run.restore import held_for_each
 
 LEFT, RIGHT = WorkerId(0, 0), WorkerId(0, 1)
 OPTIONS = LinkOptions(credit_frames=8)
@@ -79,7 +80,7 @@ class Said:
     def send(self, frame: Frame, timeout: float | None = None) -> None:
         pass
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, code: Abort = Abort.LOST) -> None:
         self.aborted = reason
 
 
@@ -109,7 +110,7 @@ def ballots(folder: Path) -> list[bytes]:
 def vote(data: bytes, folder: Path) -> None:
     mine = {"steps": ["step-000004"], "copies": {"1": ["step-000008"]}, "recovering": False, "confirmed": -1}
     votes = control(data).gather(mine, forms.VOTE)
-    lists = [{*each["steps"], *held_for(worker, votes, 2)} for worker, each in enumerate(votes)]
+    lists = [{*each["steps"], *held} for each, held in zip(votes, held_for_each(votes, 2), strict=True)]
     checkpoint.common(folder, lists, 2)
     max(each["confirmed"] for each in votes)
 
@@ -170,7 +171,7 @@ def read_manifests(data: bytes, folder: Path) -> None:
             data = encode_manifest(content)
     place = folder / "checkpoints/step-000004"
     (place / "stage-0.json").write_bytes(data)
-    checkpoint.available(folder, PLANS[:1], verify=True)
+    checkpoint.survey(folder).available(PLANS[:1], verify=True)
     checkpoint.complete(folder)
     known = {"data": "d", "split": "4", "microbatches": 2}
     read_manifest(place, 0, known)
@@ -201,13 +202,13 @@ def good_roster(folder: Path) -> Roster:
 def assignments(folder: Path) -> list[bytes]:
     rosters(folder)
     roster = good_roster(folder)
-    keep_places(roster.taken_by(RIGHT, roster.standbys[0]), folder)
+    Places(roster, folder).take(RIGHT, roster.standbys[0])
     return [(folder / PLACES_FILE).read_bytes()]
 
 
 def read_places(data: bytes, folder: Path) -> None:
     (folder / PLACES_FILE).write_bytes(data)
-    known_places(good_roster(folder), folder)
+    places.read_places(good_roster(folder), folder)
 
 
 def questions(folder: Path) -> list[bytes]:
@@ -215,7 +216,7 @@ def questions(folder: Path) -> list[bytes]:
 
 
 def ask(data: bytes, folder: Path) -> None:
-    place_in(hear(cast(Link, Said(data))))
+    worker_id_in(hear(cast(Link, Said(data))))
 
 
 SIZE = struct.Struct("<H")
@@ -253,7 +254,7 @@ class Sent:
             raise LinkClosed("no more")
         return Frame.make(Kind.SNAPSHOT, self.pieces.pop(), channel=channel)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, code: Abort = Abort.LOST) -> None:
         self.refusal = reason
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from patience import HANG, wait_until
 from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.opening import Opened, open_stage
+from thinwire.cluster.places import Places
 from thinwire.cluster.scratch import free_ports
 from thinwire.codecs.build import codec_defaults
 from thinwire.config.sections import LinkConfig, ModelConfig, PipelineConfig, RunConfig, TrainConfig
@@ -36,6 +37,7 @@ from thinwire.pipeline.engine import Engine
 from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.outcome import EVALUATION, Outcome
 from thinwire.pipeline.schedule import depths
+from thinwire.pipeline.static_stage import payloads_of
 
 CPU = torch.device("cpu")
 EIGHT = ModelConfig(vocabulary=97, width=16, layers=8, heads=2, kv_heads=1, ffn=24, context=8)
@@ -85,7 +87,7 @@ def no_objects() -> Iterator[None]:
 @contextlib.contextmanager
 def link_pipeline(config: RunConfig, index: int, roster: Roster, identity: Identity) -> Iterator[Opened]:
     """Open one stage over links; close it whatever happens."""
-    neighbours = Neighbours(roster, Endpoint(identity), WorkerId(0, index), "test")
+    neighbours = Neighbours(config, Places(roster), Endpoint(identity), WorkerId(0, index), "test")
     try:
         yield open_stage(config, neighbours)
     finally:
@@ -104,7 +106,9 @@ def gloo_engine(config: RunConfig, index: int, store: str) -> Iterator[Engine]:
         codec = build_codec(config)
         stage = build_stage(config.model, cut_layers(config.model.layers, stages, config.pipeline.split), index, codec, config.seed)
         group = dist.distributed_c10d._get_default_group()
-        engine = Engine(stage, codec, group, BATCH // MICROBATCHES, MICROBATCHES, config.train.dtype)
+        engine = Engine(
+            stage, payloads_of(stage, codec, BATCH // MICROBATCHES), group, BATCH // MICROBATCHES, MICROBATCHES, config.train.dtype
+        )
         engine.rebuild(config.pipeline.schedule, depths(stages, MICROBATCHES))
         yield engine
         dist.barrier()

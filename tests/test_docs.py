@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
 import re
 import shlex
 import shutil
@@ -22,21 +23,22 @@ from pathlib import Path
 import pytest
 
 from pages import ELSEWHERE, PAGES, ROOT, items_of
-from test_plugin import install
+from test_layers import LAYERS
+from test_plugin import install, install_exchange, install_tracker
 from thinwire import api
 from thinwire.board import cases
 from thinwire.cli import main as cli
 from thinwire.cluster.join_command import parse_join
 from thinwire.codecs.build import codec_defaults, make_codec
-from thinwire.config import toml
-from thinwire.config.registry import CODECS
+from thinwire.config import registry, toml
+from thinwire.config.registry import CODECS, Registry
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.hf.plain import why_not_plain
 
 PLACEHOLDER = re.compile(r"(^|[ /'=.])[A-Z]{1,}[A-Z_]*($|[ /'=.])|\.\.\.")
 """A word to fill in, such as RUN or FILE: what it stands in is a form, whose words are checked."""
-PLUGIN = "writing_a_codec.md"
-"""The page of a codec from elsewhere: its block of Python is installed as a package, and its commands find it there."""
+PLUGINS = {"writing_a_codec.md": [install], "extending.md": [install_exchange, install_tracker]}
+"""Pages of what another package adds: their blocks of Python are installed as packages, and their commands find them there."""
 TINY = """
 [model]
 vocabulary = 300
@@ -260,16 +262,17 @@ def test_every_command_runs_or_is_listed(page, tiny, tmp_path, monkeypatch):
     packaged = toml.load_config
     for module in (api, cases):  # the config of a name that comes with the package is the tiny one
         monkeypatch.setattr(module, "load_config", lambda name: packaged(name if name.endswith(".toml") else tiny))
-    if page.name == PLUGIN:
-        install(tmp_path)
+    for put in PLUGINS.get(page.name, []):
+        put(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     for item in items_of(page):
         if item in done:
             continue
         done.add(item)
         program = item.text.split()[0]
         if item.kind == "python":
-            if page.name != PLUGIN:
+            if page.name not in PLUGINS:
                 exec(compile(item.text, page.name, "exec"), names)
         elif ELSEWHERE.match(item.text):
             check_apart(item.text)
@@ -312,6 +315,38 @@ def test_links_resolve(page):
         assert file.exists(), f"{page.name}: {target}"
         if anchor:
             assert anchor in map(slug, re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)), f"{page.name}: {target}"
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_file_map_has_every_folder_from_the_bottom_up():
+    lines = re.findall(r"^\| `(\w+)/` \| \S", ARCHITECTURE.partition("## File map")[2], re.MULTILINE)
+    assert lines == LAYERS
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "extending.md"])
+def test_files_that_are_named_are_there(page):
+    """Names are those below src/thinwire, or begin at the root."""
+    named = re.findall(r"`((?:\w+/)+(?:[\w.]+\.\w+)?|\w+\.py)`", (ROOT / "docs" / page).read_text())
+    assert len(named) > 10
+    for name in named:
+        assert (ROOT / "src" / "thinwire" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_every_kind_that_can_be_registered_is_in_extending():
+    page = (ROOT / "docs" / "extending.md").read_text()
+    for kind in (found for found in vars(registry).values() if isinstance(found, Registry)):
+        assert re.search(rf"^\| {kind.kind} \| `{kind.group}` \|", page, re.MULTILINE), kind.kind
+        assert f"\n## A{'n' if kind.kind[0] in 'ae' else ''} {kind.kind}\n" in page, kind.kind
+
+
+def test_figures_of_the_readme_are_those_of_results():
+    table = (ROOT / "README.md").read_text().partition("## Results")[2].partition("## ")[0]
+    figures = re.findall(r"\d[\d,.]*\d(?:e-\d)?(?: %|x| s\b)?", table)
+    assert len(figures) > 12
+    for figure in figures:
+        assert figure in (ROOT / "docs" / "results.md").read_text(), figure
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

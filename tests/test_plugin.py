@@ -1,4 +1,8 @@
-"""What another package adds by one file and one entry point, a codec or an exchange: it is found, listed, trains, and obeys the laws."""
+"""What another package adds by one file and one entry point: a codec, an exchange, a tracker. Found, listed, used, and obeying the laws.
+
+The code is that of docs/writing_a_codec.md and docs/extending.md.
+An architecture from elsewhere is in tests/model/test_outside.py, a transport in tests/link/test_outside.py.
+"""
 
 from __future__ import annotations
 
@@ -13,47 +17,7 @@ import pytest
 
 from patience import HANG
 
-PAGE = Path(__file__).parents[1] / "docs" / "writing_a_codec.md"
-
-
-MAJORITY = '''
-from dataclasses import dataclass
-
-import numpy as np
-import torch
-
-from thinwire.replicas.exchange import Exchange, ExchangeOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class MajorityOptions(ExchangeOptions):
-    """How far a vote goes."""
-
-    size: float = 0.01
-    """What the sign of a gradient counts."""
-
-    def check(self, config):
-        if self.size <= 0:
-            raise ValueError(f"exchange.size is {self.size}; choose one above 0, such as 0.01")
-
-
-class Majority(Exchange):
-    """Go where most replicas want to: one bit per value (signSGD with majority vote, arXiv 1810.05291)."""
-
-    Options = MajorityOptions
-
-    def talks_before(self, step):
-        return True
-
-    @torch.no_grad()
-    def gradients(self, named, step):
-        wanted = torch.cat([gradient.flatten() for gradient in named.values()]) > 0
-        votes = self.peers.gather(np.packbits(wanted.numpy()).tobytes())
-        ayes = sum(np.unpackbits(np.frombuffer(vote, np.uint8), count=len(wanted)).astype(np.int64) for vote in votes)
-        signs = torch.from_numpy(np.sign(2 * ayes - self.peers.count)) * self.options.size
-        for gradient, part in zip(named.values(), signs.split([tensor.numel() for tensor in named.values()])):
-            gradient.copy_(part.view(gradient.shape))
-'''
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def put(folder: Path, module: str, code: str, group: str, entry: str) -> None:
@@ -65,18 +29,35 @@ def put(folder: Path, module: str, code: str, group: str, entry: str) -> None:
     (facts / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
 
 
+def code_of(page: str, module: str) -> str:
+    """Return the block of a page that says that it is this module."""
+    (code,) = re.findall(rf"```python\n(# {module}\.py\n.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return code
+
+
 def install(folder: Path) -> None:
-    """Install the page's codec."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    """Install the codec of writing_a_codec.md."""
+    code = code_of("writing_a_codec.md", "grouped_codec")
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 30, f"{len(lines)} lines"
-    (entry,) = re.findall(r"^grouped = \"(.*)\"$", PAGE.read_text(), re.MULTILINE)
-    put(folder, "grouped_codec", code, "thinwire.codecs", f"grouped = {entry}")
+    put(folder, "grouped_codec", code, "thinwire.codecs", entry_of("writing_a_codec.md", "grouped"))
+
+
+def entry_of(page: str, name: str) -> str:
+    """Return the entry point of a page's example, as an installer writes it."""
+    (place,) = re.findall(rf"^{name} = \"(.*)\"$", (DOCS / page).read_text(), re.MULTILINE)
+    return f"{name} = {place}"
 
 
 def install_exchange(folder: Path) -> None:
-    """Install an exchange."""
-    put(folder, "majority_exchange", MAJORITY, "thinwire.exchanges", "majority = majority_exchange:Majority")
+    """Install the exchange of extending.md."""
+    code = code_of("extending.md", "majority_exchange")
+    put(folder, "majority_exchange", code, "thinwire.exchanges", entry_of("extending.md", "majority"))
+
+
+def install_tracker(folder: Path) -> None:
+    """Install the tracker of extending.md."""
+    put(folder, "table_tracker", code_of("extending.md", "table_tracker"), "thinwire.trackers", "table = table_tracker:Table")
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -108,6 +89,21 @@ def test_an_exchange_from_elsewhere_trains_in_workers_and_resumes(config, tmp_pa
     stages = len(summary["weights_sha256"]) // 2
     assert summary["weights_sha256"][:stages] == summary["weights_sha256"][stages:]
     assert 0 < summary["bytes_per_step"]["exchange"] < 2 * summary["trainable_parameters"] / 8 + 2 * stages
+
+
+@pytest.mark.parametrize("mode", ["workers", "inprocess"])
+def test_a_tracker_from_elsewhere_sees_every_step(config, tmp_path, mode):
+    install_tracker(tmp_path)
+    words = ["--config", config, "--run", str(tmp_path / "run"), "--pipeline.mode", mode, "--track", "table"]
+    for more in ([], ["--resume", "--train.steps", "8"]):
+        result = run(tmp_path, "thinwire", "train", *words, *more)
+        assert result.returncode == 0, result.stderr
+    lines = [line.split(",") for line in (tmp_path / "run" / "losses.csv").read_text().splitlines()]
+    metrics = [json.loads(line) for line in min((tmp_path / "run" / "metrics").iterdir()).read_text().splitlines()]
+    assert [(int(step), float(loss)) for step, loss in lines] == [(row["step"], round(row["loss"], 6)) for row in metrics]
+    assert len(lines) == 8
+    refused = run(tmp_path, "thinwire", "train", *words, "--track", "tabel")
+    assert refused.returncode == 2 and "choose from table, tensorboard, trackio" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def refused(run: Path, folder: Path, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS)
     assert checkpoint.complete(run) == [] and checkpoint.parts_of(folder) is None
-    assert checkpoint.available(run, [pipeline.stages[0].plan], verify=True) == []
+    assert checkpoint.survey(run).available([pipeline.stages[0].plan], verify=True) == []
 
 
 @pytest.fixture(scope="module")

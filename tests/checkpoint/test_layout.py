@@ -32,8 +32,8 @@ def test_an_unfinished_checkpoint_is_passed_over(tmp_path):
     (folder / "stage-1.json").unlink()
     assert checkpoint.newest(tmp_path, 2).name == "step-000001"
     plans = [stage.plan for stage in pipeline.stages]
-    assert checkpoint.available(tmp_path, plans) == checkpoint.available(tmp_path, plans[1:]) == ["step-000001"]
-    assert checkpoint.available(tmp_path, plans[:1]) == ["step-000001", "step-000002"]
+    assert checkpoint.survey(tmp_path).available(plans) == checkpoint.survey(tmp_path).available(plans[1:]) == ["step-000001"]
+    assert checkpoint.survey(tmp_path).available(plans[:1]) == ["step-000001", "step-000002"]
 
 
 def test_a_damaged_one_is_passed_over_where_that_is_asked_for(tmp_path):
@@ -41,8 +41,8 @@ def test_a_damaged_one_is_passed_over_where_that_is_asked_for(tmp_path):
     pipeline, _, folder = save(tmp_path, 2)
     flip(folder / "stage-1.safetensors", -5)
     plans = [stage.plan for stage in pipeline.stages]
-    assert checkpoint.available(tmp_path, plans) == ["step-000001", "step-000002"]
-    assert checkpoint.available(tmp_path, plans, verify=True) == ["step-000001"]
+    assert checkpoint.survey(tmp_path).available(plans) == ["step-000001", "step-000002"]
+    assert checkpoint.survey(tmp_path).available(plans, verify=True) == ["step-000001"]
 
 
 def test_the_newest_that_every_process_has(tmp_path):

@@ -34,7 +34,7 @@ def positions(path: Path, count: int, seed: int = 0) -> list[int]:
 def loads(run: Path, step: int) -> bool:
     """Tell whether the newest checkpoint that would be chosen is of that step, and load it."""
     pipeline, optimizers = trained(0)
-    folder = checkpoint.common(run, [checkpoint.available(run, [stage.plan for stage in pipeline.stages])], 2)
+    folder = checkpoint.common(run, [checkpoint.survey(run).available([stage.plan for stage in pipeline.stages])], 2)
     assert folder == checkpoint.newest(run, 2)
     return checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS).step == step
 
@@ -126,6 +126,6 @@ def test_a_bit_flipped_anywhere_in_the_tensors(two, tmp_path):
         flip(path, place, draw.randrange(8))
         with pytest.raises(ValueError, match=r"stage-1.safetensors does not match the sha256"):
             checkpoint.load_stages(folder, pipeline.stages, optimizers, FACTS)
-        assert checkpoint.available(run, plans, verify=True) == ["step-000001"]
+        assert checkpoint.survey(run).available(plans, verify=True) == ["step-000001"]
         path.write_bytes(data)
     assert checkpoint.weights_sha256(pipeline.stages) == before

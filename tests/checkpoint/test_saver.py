@@ -85,22 +85,45 @@ def test_a_newer_one_replaces_the_one_that_waits_and_never_three_are_in_memory(t
 def test_a_worker_deletes_only_what_all_have_confirmed(tmp_path):
     pipeline, optimizers = trained(1)
     mine = Saver(tmp_path, [0], FACTS)
-    mine.confirm(7)  # before the first: nothing to delete, nothing breaks
+
+    def left(step: int, spare: tuple[int, ...] = ()) -> list[int]:
+        mine.confirm(step, spare)
+        mine.flush()
+        return steps(tmp_path)
+
+    assert left(7) == []  # before the first: nothing to delete, nothing breaks
     for step in (1, 2, 3, 4):
         mine.save(pipeline.stages[:1], optimizers[:1], Position(step, 0.0))
         mine.flush()
     assert steps(tmp_path) == [1, 2, 3, 4]
-    mine.confirm(5)  # newer than ours: a message that cannot be true deletes nothing
-    assert steps(tmp_path) == [1, 2, 3, 4]
-    mine.confirm(3)
-    assert steps(tmp_path) == [2, 3, 4]
+    assert left(5) == [1, 2, 3, 4]  # newer than ours: a message that cannot be true deletes nothing
+    assert left(3) == [2, 3, 4]
     mine.save(pipeline.stages[:1], optimizers[:1], Position(5, 0.0))
     mine.flush()
-    mine.confirm(4, spare=(2,))  # two: the one that all have, and the one that is spared in place of the one before
-    assert steps(tmp_path) == [2, 4, 5] and mine.written == (4, 5)
-    mine.confirm(5)
-    assert steps(tmp_path) == [4, 5] and mine.written == (5,)
+    # Two: the one that all have, and the one that is spared in place of the one before.
+    assert left(4, spare=(2,)) == [2, 4, 5] and mine.written == (4, 5)
+    assert left(5) == [4, 5] and mine.written == (5,)
     mine.close()
+
+
+def test_deleting_is_not_waited_for(tmp_path, monkeypatch):
+    pipeline, optimizers = trained(1)
+    mine = Saver(tmp_path, [0], FACTS)
+    for step in (1, 2, 3):
+        mine.save(pipeline.stages[:1], optimizers[:1], Position(step, 0.0))
+        mine.flush()
+    opened, original = threading.Event(), saver.prune
+
+    def prune(*arguments) -> None:
+        assert opened.wait(HANG)
+        original(*arguments)
+
+    monkeypatch.setattr(saver, "prune", prune)
+    mine.confirm(3)
+    assert steps(tmp_path) == [1, 2, 3] and mine.written == (3,), "the disk is slow, and nobody waits"
+    opened.set()
+    mine.close()
+    assert steps(tmp_path) == [2, 3]
 
 
 def test_a_process_with_all_stages_confirms_for_itself(tmp_path):

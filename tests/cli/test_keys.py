@@ -91,7 +91,7 @@ def test_names_stand_in_the_roster_and_are_used(tmp_path, people, capsys):
     assert roster.called(WorkerId(0, 1)) == "replica 0 stage 1"
     assert roster.called(roster.standbys[0].id) == "the cellar, left (standby 0)"
     assert roster.called(WorkerId(3, 7)) == "replica 3 stage 7"
-    assert roster.taken_by(WorkerId(0, 1), roster.standbys[0]).called(WorkerId(0, 1)) == "the cellar, left (stage 1)"
+    assert roster.called(WorkerId(0, 1), roster.standbys[0]) == "the cellar, left (stage 1)"
     assert [line.split("  ")[0] for line in out.splitlines()[:3]] == [
         "attic (stage 0)",
         "replica 0 stage 1",

@@ -21,7 +21,7 @@ from runs import train
 from thinwire.cli import main as cli
 from thinwire.cluster import standby
 from thinwire.cluster.join_command import parse_join
-from thinwire.cluster.places import PLACES_FILE
+from thinwire.cluster.places import PLACES_FILE, Places
 from thinwire.cluster.scratch import free_ports
 from thinwire.cluster.standby import SERVICE, Answer, StandbyClient, StandbyServer
 from thinwire.cluster.watchdog import EXIT_STUCK
@@ -51,8 +51,8 @@ def roster(identities) -> Roster:
 
 
 @contextlib.contextmanager
-def server_of(roster: Roster, identity, taken: list[WorkerId] | None = None, config=CONFIG) -> Iterator[StandbyServer]:
-    server = StandbyServer(roster, Endpoint(identity), config, (taken if taken is not None else []).append)
+def server_of(roster: Roster, identity, config=CONFIG) -> Iterator[StandbyServer]:
+    server = StandbyServer(Places(roster), Endpoint(identity), config)
     try:
         yield server
     finally:
@@ -60,15 +60,14 @@ def server_of(roster: Roster, identity, taken: list[WorkerId] | None = None, con
 
 
 def test_a_standby_takes_one_place_and_says_so_to_everyone(roster, identities):
-    taken: list[WorkerId] = []
     first, last = (StandbyClient(roster, Endpoint(identities[stage]), WorkerId(0, stage), CONFIG) for stage in (0, 2))
-    with server_of(roster, identities[3], taken) as server:
+    with server_of(roster, identities[3]) as server:
         assert first.ask(server.me, "which") == Answer(server.me, None)
         assert server.worker_id is None and not server.changed.is_set()
         assert first.ask(server.me, "take", MIDDLE).worker_id == MIDDLE
         assert last.ask(server.me, "take", MIDDLE).worker_id == MIDDLE  # the other neighbour arrives at the same one
         assert first.ask(server.me, "take", LAST).worker_id == MIDDLE  # taken
-        assert server.wait(Stop()) == MIDDLE and taken == [MIDDLE]
+        assert server.wait(Stop()) == MIDDLE and server.places.worker(MIDDLE).certificate == server.me.certificate
         assert last.ask(server.me, "over").worker_id == MIDDLE and not server.over  # one that has a place ends with the others
         with server_of(roster, identities[4]) as other:
             known = StandbyClient(roster, Endpoint(identities[4]), other.me.id, CONFIG).ask_all()
@@ -86,14 +85,12 @@ def test_a_standby_that_is_not_needed_hears_that_the_run_is_over(roster, identit
         assert StandbyClient(roster, Endpoint(identities[0]), FIRST, CONFIG).ask(server.me, "take", MIDDLE).worker_id is None  # too late
 
 
-def test_a_place_that_cannot_be_written_down_is_not_taken(roster, identities, capsys):
-    def full(worker_id: WorkerId) -> None:
-        raise OSError(28, "No space left on device")
-
-    server = StandbyServer(roster, Endpoint(identities[3]), CONFIG, full)
+def test_a_worker_id_that_cannot_be_written_down_is_not_taken(roster, identities, tmp_path, capsys):
+    (tmp_path / "run").write_text("no folder")
+    server = StandbyServer(Places(roster, tmp_path / "run"), Endpoint(identities[3]), CONFIG)
     assert StandbyClient(roster, Endpoint(identities[0]), FIRST, CONFIG).ask(server.me, "take", MIDDLE) == Answer(server.me, None)
     server.close()
-    assert server.worker_id is None and "No space left on device" in capsys.readouterr().err
+    assert server.worker_id is None and "cannot take the place of replica 0 stage 1: File exists" in capsys.readouterr().err
 
 
 def test_strangers_and_other_settings_get_no_answer(roster, identities, capsys):
@@ -139,7 +136,7 @@ def test_a_question_that_is_none_is_refused(roster, identities, message, capsys)
 
 def test_only_a_standby_of_the_roster_can_stand_by(roster, identities):
     with pytest.raises(ValueError, match=r"lists no standby with the certificate.*--standby"):
-        StandbyServer(roster, Endpoint(identities[0]), CONFIG, print)
+        StandbyServer(Places(roster), Endpoint(identities[0]), CONFIG)
 
 
 # What people type -----------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from jobs import local_roster, run_config
-from thinwire.cluster.places import known_places
+from thinwire.cluster.places import Places, read_places
 from thinwire.cluster.standby import Answer
 from thinwire.cluster.watch import Watch, check_standbys
 from thinwire.config.sections import LinkConfig, PipelineConfig, RunConfig
@@ -55,8 +55,9 @@ class FakeClient:
 
 
 def watch_of(roster: Roster, identities, tmp_path, has: list, member: int = 0, worker_id: WorkerId = FIRST) -> Watch:
-    neighbours = SimpleNamespace(roster=roster, endpoint=Endpoint(identities[member]), worker_id=worker_id, run="train-1", opened={})
-    watch = Watch(neighbours, CONFIG, tmp_path / "run")
+    places = Places(roster, tmp_path / "run")
+    neighbours = SimpleNamespace(places=places, endpoint=Endpoint(identities[member]), worker_id=worker_id, opened={})
+    watch = Watch(neighbours, CONFIG)
     watch.client = FakeClient(roster, has)
     return watch
 
@@ -78,23 +79,25 @@ def test_standbys_are_asked_in_their_order(roster, identities, tmp_path, has, as
     watch.settle()
     assert watch.client.asked == asked
     if chosen is None:
-        assert not link.reason and watch.neighbours.roster == roster and not (tmp_path / "run").exists()
+        assert not link.reason and watch.places.worker(MIDDLE) == roster.workers[MIDDLE] and not (tmp_path / "run").exists()
         explained = str(watch.explained(LinkError("no connection to replica 0 stage 1 for 60 s")))
-        assert "standby 0 at 127.0.0.1" in explained and "it has replica 0 stage 2" in explained and "start one" in explained
+        assert "standby 0 at 127.0.0.1" in explained and "it holds replica 0 stage 2" in explained and "start one" in explained
         return
     assert link.code is Abort.RECOVERING
-    assert watch.neighbours.roster.worker(MIDDLE).address == roster.standbys[chosen].address
-    assert known_places(roster, tmp_path / "run") == watch.neighbours.roster
+    assert watch.places.worker(MIDDLE).address == roster.standbys[chosen].address
+    assert read_places(roster, tmp_path / "run").worker(MIDDLE) == watch.places.worker(MIDDLE)
     assert f"standby {chosen} at" in capsys.readouterr().err
 
 
 def test_one_who_is_late_is_not_replaced_but_found_where_it_is(roster, identities, tmp_path):
     watch = watch_of(roster, identities, tmp_path, [None, None])
     watch._replace(FakeLink(MIDDLE, seen=False))
-    assert not watch.client.asked and not watch.found
+    assert not watch.client.asked and not watch.places.changes(MIDDLE)
     watch = watch_of(roster, identities, tmp_path, [None, MIDDLE])
     watch._replace(FakeLink(MIDDLE, seen=False))
-    assert not watch.client.asked and watch.found == {MIDDLE: roster.standbys[1]}
+    assert not watch.client.asked and watch.places.changes(MIDDLE)
+    watch.settle()
+    assert watch.places.worker(MIDDLE).certificate == roster.standbys[1].certificate
 
 
 def test_a_peer_that_comes_back_before_anyone_took_its_place_keeps_it(roster, identities, tmp_path):

@@ -280,8 +280,8 @@ def arm_links(scene: Scene) -> None:
     """Know the links of the epoch under way."""
     link = Neighbours._link
 
-    def linked(self: Neighbours, *given: Any) -> Link:
-        made = link(self, *given)
+    def linked(self: Neighbours, *given: Any, **named: Any) -> Link:
+        made = link(self, *given, **named)
         scene.links = [old for old in scene.links if old.state not in ("closed", "failed")] + [made]
         return made
 

@@ -11,10 +11,11 @@ import pytest
 
 from cluster.test_join import assert_same, join_words, machines
 from faults.by_hand import Hand, ended, signal_to, steps_done
-from jobs import local_roster
+from jobs import local_roster, run_config
 from patience import wait_until
 from runs import train
 from thinwire.cluster.neighbours import Neighbours
+from thinwire.cluster.places import Places
 from thinwire.cluster.scratch import free_ports
 from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Abort, Replaced
@@ -76,7 +77,9 @@ def test_the_place_of_a_frozen_stage_is_taken(settings, alone, tmp_path):
 
 def test_only_the_old_process_is_told_that_it_was_replaced(identities):
     """A stage in the middle learns on one side that it was replaced: whoever is on its other side is not."""
-    neighbours = Neighbours(local_roster(identities, 3), Endpoint(identities[1]), WorkerId(0, 1), "test")
+    neighbours = Neighbours(
+        run_config(3, "auto", {"name": "dense"}), Places(local_roster(identities, 3)), Endpoint(identities[1]), WorkerId(0, 1), "test"
+    )
     neighbours.opened[WorkerId(0, 2)] = mock.Mock()
     neighbours._pass_on(WorkerId(0, 0), Replaced("a newer process has taken the place of this one"))
     _, code = neighbours.opened[WorkerId(0, 2)].abort.call_args.args

@@ -56,10 +56,10 @@ def test_the_same_exception_twice_in_one_step_ends_the_run(settings, tmp_path, c
 
 ALONE = """
 from multiprocessing import Pipe
-from thinwire.cluster.worker_process import Voice
+from thinwire.cluster.worker_process import SupervisorPipe
 ours, theirs = Pipe()
 theirs.close()
-Voice(ours).say({"step": 1})
+SupervisorPipe(ours).say({"step": 1})
 print("still here")
 """
 

@@ -6,7 +6,8 @@ import pytest
 
 from faults.inject import Fault
 from faults.support import run_with
-from thinwire.cluster import membership as member
+from jobs import local_roster
+from thinwire.cluster import places
 
 HOUR = 3600.0
 CASES = {
@@ -23,12 +24,13 @@ def test_a_jump_changes_no_bit(settings, quiet, tmp_path, name):
     assert run_with(settings, tmp_path, CASES[name])[0] == quiet()
 
 
-def test_the_number_of_a_process_grows_though_the_clock_goes_back(tmp_path, monkeypatch):
-    first = member.incarnation(tmp_path, 1)
-    member.remember(tmp_path, 1, first)
-    monkeypatch.setattr(member.time, "time_ns", lambda: 5_000)
-    assert member.incarnation(tmp_path, 1) == first + 1
-    assert member.incarnation(tmp_path, 2) == 5
+def test_the_number_of_a_process_grows_though_the_clock_goes_back(identities, tmp_path, monkeypatch):
+    roster = local_roster(identities, 2)
+    first = places.read_places(roster, tmp_path / "run")
+    first.keep()
+    monkeypatch.setattr(places.time, "time_ns", lambda: 5_000)
+    assert places.read_places(roster, tmp_path / "run").incarnation == first.incarnation + 1
+    assert places.read_places(roster, tmp_path / "other").incarnation == 5
 
 
 @pytest.mark.full

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGTERM
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,8 +21,7 @@ from patience import wait_until
 from runs import train, unhurried
 from thinwire.checkpoint import complete, step_of
 from thinwire.cli import main as cli
-from thinwire.cluster.places import PLACES_FILE, keep_places, known_places
-from thinwire.cluster.watch import Watch
+from thinwire.cluster.places import PLACES_FILE, Places, read_places
 from thinwire.link.peer import WorkerId
 from thinwire.metrics.track import JsonLines
 from thinwire.run.trainer import Trainer
@@ -166,13 +163,11 @@ def test_no_room_for_the_places(small_disk, identities, capsys):
     roster = local_roster(identities, 3, standbys=2)
     fill(small_disk)
     standby = roster.standbys[0]
-    neighbours = SimpleNamespace(roster=roster)
-    watch = Watch.__new__(Watch)
-    watch.replaced, watch.lock, watch.found = None, threading.Lock(), {WorkerId(0, 1): standby}
-    watch.neighbours, watch.run = neighbours, small_disk
-    watch.settle()
-    assert neighbours.roster.worker(WorkerId(0, 1)).certificate == standby.certificate
+    places = Places(roster, small_disk)
+    places.expect(WorkerId(0, 1), standby)
+    places.begin_epoch()
+    assert places.worker(WorkerId(0, 1)).certificate == standby.certificate
     assert f"{small_disk / PLACES_FILE} was not written: No space left on device" in capsys.readouterr().err
     (small_disk / "filler").unlink()
-    keep_places(neighbours.roster, small_disk)
-    assert known_places(roster, small_disk).taken.keys() == {WorkerId(0, 1)}
+    places.keep()
+    assert read_places(roster, small_disk).worker(WorkerId(0, 1)).certificate == standby.certificate

@@ -15,7 +15,7 @@ def test_places_get_the_names_that_the_roster_has(identities):
     first, second = roster.workers.values()
     called = Roster.of([first, type(second)(second.id, second.certificate, second.address, "barn")], roster.standbys)
     text = "replica 0 stage 1 and replica 0 stage 0, standby 0 at 127.0.0.1:1, replica 7 stage 9"
-    assert named(text, called) == "barn (stage 1) and replica 0 stage 0, standby 0 at 127.0.0.1:1, replica 7 stage 9"
+    assert named(text, called.called) == "barn (stage 1) and replica 0 stage 0, standby 0 at 127.0.0.1:1, replica 7 stage 9"
     assert WorkerId(0, 1) in called.workers
 
 

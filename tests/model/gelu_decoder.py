@@ -17,7 +17,7 @@ from thinwire.config.sections import ModelConfig
 from thinwire.model.architecture import Architecture, Units
 from thinwire.model.block import Pass
 from thinwire.model.huggingface import HuggingFace, PlainTensor, whole_number
-from thinwire.util.noise import BRANCH
+from thinwire.model.noise import BRANCH
 
 OFF = ("output_dropout", "output_bias", "branch_norm_gains")
 

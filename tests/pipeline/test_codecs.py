@@ -10,6 +10,7 @@ import torch
 from helpers import MICROBATCH, gradients, make_pipeline, random_ids, relative
 from thinwire.config.registry import CODECS
 from thinwire.model.ends import Context
+from thinwire.pipeline.static_stage import EngineModule
 
 VARIANTS = [(name, {}) for name in CODECS.names()]
 VARIANTS += [
@@ -81,9 +82,9 @@ def test_options_of_a_quantiser_that_is_not_there_are_refused(options):
         make_pipeline("dense", **options)
 
 
-def test_what_leaves_a_stage_is_contiguous():
+def test_what_an_engine_is_given_to_send_is_contiguous():
     """As gloo and older engines demand."""
     for name in CODECS.names():
         pipeline = make_pipeline(name, stages=2)
-        payload = pipeline.stages[0](random_ids(batch=MICROBATCH), (), Context(0, torch.arange(MICROBATCH)))
-        assert all(tensor.is_contiguous() for tensor in payload), name
+        sent = EngineModule(pipeline.stages[0], "fp32")(random_ids(batch=MICROBATCH), samples_B=torch.arange(MICROBATCH))
+        assert all(tensor.is_contiguous() for tensor in sent), name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -17,7 +17,7 @@ from thinwire.link.frame import EPOCHS, Frame, Kind
 from thinwire.link.link import Link
 from thinwire.link.message import ANY, FLAG, Form
 from thinwire.pipeline import forms
-from thinwire.pipeline.control import Control
+from thinwire.pipeline.control import FIELDS, Control
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.schedule import depths
 
@@ -60,6 +60,10 @@ BAD_OUTCOMES = {
     "true as a number": {"step": True},
     "no replicas": {"replicas": 0},
 }
+
+
+def test_the_form_of_an_outcome_has_all_its_fields():
+    assert FIELDS.keys() == {field.name for field in fields(Outcome)}
 
 
 @pytest.mark.parametrize("case", BAD_OUTCOMES)

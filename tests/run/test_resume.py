@@ -13,7 +13,7 @@ import pytest
 
 from patience import HANG
 from runs import train, write_config
-from thinwire.checkpoint import encode_manifest, remove_newer, step_of, steps, writing
+from thinwire.checkpoint import Position, encode_manifest, remove_newer, step_of, steps, writing
 from thinwire.cli import main as cli
 from thinwire.config.toml import read_config
 from thinwire.run import fork as forking
@@ -142,7 +142,7 @@ def test_a_full_disk_does_not_keep_newer_parts(tmp_path, monkeypatch):
         write(path, data)
 
     monkeypatch.setattr(writing, "write_atomic", written)
-    remove_newer(tmp_path, [0], older, older)
+    remove_newer(tmp_path, [0], Position(2, 0.0), {}, older)
     assert [path.name for path in sorted(newest.iterdir())] == ["stage-1.json", "stage-1.safetensors"]
     assert len(list((tmp_path / "checkpoints/step-000004-1-0123abcd").iterdir())) == 4
     assert {json.loads(path.read_bytes())["everyone"] for path in older.glob("*.json")} == {2}

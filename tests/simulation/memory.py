@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from simulation.scheduler import Machine, Queue, World
-from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import Alert
 from thinwire.link.identity import Identity, certificate_of
 from thinwire.link.options import LinkOptions
 from thinwire.link.peer import Worker
 from thinwire.link.problem import NO_ATTEMPT, Problem, Unreached
+from thinwire.util.runtime import Runtime
 
 
 class Network:
@@ -22,6 +22,8 @@ class Network:
         self.world = world
         self.acceptors: dict[str, MemoryAcceptor] = {}
         self.streams: list[MemoryStream] = []
+        self.forgotten: set[Machine] = set()
+        """Processes whose address is another's."""
         self.cut: dict[frozenset[str], float] = {}
         """Pairs of machines between which nothing gets through, and until when."""
 
@@ -38,16 +40,29 @@ class Network:
         self.streams = [stream for stream in self.streams if stream.alive]
         return [stream for stream in self.streams if {stream.machine.name, stream.other.machine.name} == {first, second}]
 
-    def lose(self, machine: Machine, *, silently: bool) -> None:
-        """Take a machine off; the others hear of it at once, as when a process dies, or never, as when a cable is pulled."""
+    def forget(self, machine: Machine) -> None:
+        """Let nobody reach a machine any more; what is connected stays so."""
+        self.forgotten.add(machine)
         for address in [address for address, acceptor in self.acceptors.items() if acceptor.machine is machine]:
             del self.acceptors[address]
+
+    def lose(self, machine: Machine, *, silently: bool) -> None:
+        """Take a machine off; the others hear of it at once, as when a process dies, or never, as when a cable is pulled."""
+        self.forget(machine)
         for stream in [stream for stream in self.streams if stream.alive and machine in (stream.machine, stream.other.machine)]:
             for end in (stream, stream.other):
                 if end.machine is machine:
                     end.closed = True
                     if not silently:
                         end.other.fail_after(self.delay(machine, end.other.machine))
+
+
+class Node(Machine):
+    """A process on a machine of the network."""
+
+    def __init__(self, network: Network, name: str, *, offset: float = 0.0, rate: float = 1.0) -> None:
+        super().__init__(network.world, name, offset=offset, rate=rate)
+        self.network, self.lost = network, lambda: network.lose(self, silently=False)
 
 
 class MemoryStream:
@@ -121,7 +136,7 @@ class MemoryStream:
         world = self.network.world
         at = max(self.last_at, world.now + self.network.delay(self.machine, self.other.machine))
         self.last_at = at
-        world.at(at - world.now, lambda: self.other.arrive(data))
+        world.when(at, lambda: self.other.arrive(data))
 
     def arrive(self, data: bytes | OSError) -> None:
         if self.closed or self.machine.gone:
@@ -171,7 +186,8 @@ class MemoryAcceptor:
 
     def admit(self, certificates: Iterable[str]) -> None:
         self.admitted = frozenset(map(certificate_of, certificates))
-        self.transport.network.acceptors[self.where] = self
+        if self.machine not in self.transport.network.forgotten:
+            self.transport.network.acceptors[self.where] = self
 
     def answer(self, theirs: MemoryStream) -> None:
         """Show who this is; the client, which has what it needs then, has still to prove who it is."""
@@ -200,9 +216,10 @@ class MemoryAcceptor:
 class MemoryTransport:
     """The transport of one thread, or of one acceptor."""
 
-    def __init__(self, identity: Identity, machine: Machine, network: Network) -> None:
-        self.identity, self.machine, self.network = identity, machine, network
-        self._queue, self._rung = Queue(network.world), False
+    def __init__(self, identity: Identity, runtime: Runtime) -> None:
+        assert isinstance(runtime, Node)
+        self.identity, self.machine, self.network = identity, runtime, runtime.network
+        self._queue, self._rung = Queue(runtime.world), False
         self._acceptor: MemoryAcceptor | None = None
         self._certificate = certificate_of(identity.certificate)
 
@@ -242,11 +259,14 @@ class MemoryTransport:
 
         for stream in streams:
             stream.waiter = self
-        if not self._rung and not (ready := found()) and seconds > 0:
-            self._queue.wait(seconds / self.machine.rate)
-        else:
-            self._queue.wait(0.0)  # others get their turn
-        ready, self._rung = found(), False
+        ready = found()
+        if not self._rung and not ready:
+            self._queue.wait(max(0.0, seconds) / self.machine.rate)
+            ready = found()
+        elif self.network.world.random.random() < 0.2:
+            self._queue.wait(0.0)  # others get their turn first
+            ready = found()
+        self._rung = False
         return ready
 
     def ring(self) -> None:
@@ -259,14 +279,3 @@ class MemoryTransport:
     def close(self) -> None:
         if self._acceptor is not None and self.network.acceptors.get(self._acceptor.where) is self._acceptor:
             del self.network.acceptors[self._acceptor.where]
-
-
-class MemoryEndpoint(Endpoint):
-    """A worker on a machine of the simulation."""
-
-    def __init__(self, identity: Identity, machine: Machine, network: Network) -> None:
-        super().__init__(identity, machine)
-        object.__setattr__(self, "network", network)
-
-    def transport(self, address: str | tuple[str, int]) -> MemoryTransport:
-        return MemoryTransport(self.identity, self.runtime, self.network)  # type: ignore[attr-defined, arg-type]

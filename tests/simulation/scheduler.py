@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import NoReturn
 
 from thinwire.util.runtime import Runtime
 
@@ -41,7 +42,30 @@ class Task:
         self.timed_out = False
         self.queue: Queue | None = None
         self.ended: Queue | None = None
-        self.thread: threading.Thread | None = None
+
+
+class Pool:
+    """Real threads, which serve one task after the other: to start one takes longer than most tasks."""
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[threading.Lock, list[Callable[[], None]]]] = []
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Have a thread make a call."""
+        if self._idle:
+            woken, calls = self._idle.pop()
+            calls.append(call)
+            woken.release()
+            return
+        woken, calls = threading.Lock(), [call]
+        threading.Thread(target=self._serve, args=(woken, calls), daemon=True).start()
+
+    def _serve(self, woken: threading.Lock, calls: list[Callable[[], None]]) -> None:
+        woken.acquire()
+        while True:
+            calls.pop()()
+            self._idle.append((woken, calls))
+            woken.acquire()
 
 
 class Queue:
@@ -63,12 +87,13 @@ class Queue:
 class World:
     """The clock, the order of turns, and what has happened so far."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed, self.random, self.now = seed, random.Random(seed), 0.0
+    def __init__(self, seed: int, pool: Pool | None = None) -> None:
+        self.seed, self.random, self.now, self.pool = seed, random.Random(seed), 0.0, pool or Pool()
         self.trace: list[str] = []
         self.ready: list[Task] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self.tasks: set[Task] = set()
+        self.tasks: dict[Task, None] = {}
+        """In the order in which they began: a set's would differ from run to run."""
         self.turns = 0
         self.failure: str | None = None
         self._numbers = count()
@@ -81,7 +106,11 @@ class World:
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
         """Let something happen so many seconds from now, while everybody waits."""
-        heapq.heappush(self.events, (self.now + seconds, next(self._numbers), event))
+        self.when(self.now + seconds, event)
+
+    def when(self, at: float, event: Callable[[], None]) -> None:
+        """Let something happen at a time; what is to happen at the same time happens in this order."""
+        heapq.heappush(self.events, (at, next(self._numbers), event))
 
     def spawn(self, task: Task, target: Callable[[], None]) -> None:
         """Begin a thread; it runs when its turn comes."""
@@ -96,15 +125,14 @@ class World:
             except BaseException as error:  # a thread of the product died of what nobody caught: that is a finding
                 self.fail(f"{task.name} died: {type(error).__name__}: {error}")
             finally:
-                self.tasks.discard(task)
+                del self.tasks[task]
                 if task.ended is not None:
                     task.ended.wake()
                 self._hand_on()
 
-        task.thread = threading.Thread(target=run, name=task.name, daemon=True)
-        self.tasks.add(task)
+        self.tasks[task] = None
         self.ready.append(task)
-        task.thread.start()
+        self.pool.run(run)
 
     def run(self) -> None:
         """Let all run until the last thread has ended."""
@@ -117,7 +145,7 @@ class World:
     def wait(self, queue: Queue | None, seconds: float | None) -> bool:
         """Let others run until the current task is woken; return False if that takes longer."""
         task = self._current
-        assert task is not None and threading.current_thread() is task.thread
+        assert task is not None
         if task.machine.gone:
             raise Crash
         task.waits, task.waiting, task.timed_out, task.queue = task.waits + 1, True, False, queue
@@ -179,7 +207,12 @@ class Machine(Runtime):
     def __init__(self, world: World, name: str, *, offset: float = 0.0, rate: float = 1.0) -> None:
         self.world, self.name, self.offset, self.rate = world, name, offset, rate
         self.gone = False
+        self.ended_at = float("inf")
         self.paused = False
+        self.lasting: list[Thread] = []
+        """Threads that a process waits for at its end."""
+        self.lost: Callable[[], None] = lambda: None
+        """Called when the process ends: its connections end too."""
         self.frozen: list[Task] = []
         """Tasks whose turn comes when the machine runs again."""
 
@@ -201,11 +234,20 @@ class Machine(Runtime):
     def event(self) -> Event:  # type: ignore[override]
         return Event(self)
 
-    def thread(self, name: str, target: Callable[[], None]) -> Thread:  # type: ignore[override]
-        return Thread(self, name, target)
+    def thread(self, name: str, target: Callable[[], None], *, daemon: bool = True) -> Thread:  # type: ignore[override]
+        thread = Thread(self, name, target)
+        self.lasting += [] if daemon else [thread]
+        return thread
+
+    def end_process(self, code: int) -> NoReturn:
+        self.world.note(self.name, f"ends itself with {code}")
+        self.lost()
+        self.crash()
+        raise Crash
 
     def crash(self) -> None:
         """End all threads at once, wherever they are."""
+        self.ended_at = min(self.ended_at, self.world.now)
         self.gone, self.paused = True, False
         for task in [task for task in self.world.tasks if task.machine is self and task.waiting]:
             if task.queue is not None and task in task.queue.tasks:
@@ -243,6 +285,11 @@ class Thread:
 
     def is_alive(self) -> bool:
         return self._task in self._machine.world.tasks
+
+    def let_go(self) -> None:
+        """Let those who wait for its end go on."""
+        assert self._task.ended is not None
+        self._task.ended.wake()
 
     def join(self, timeout: float | None = None) -> None:
         if self.is_alive():

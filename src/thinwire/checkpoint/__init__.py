@@ -1,10 +1,11 @@
 """Checkpoints: per stage one safetensors file and one JSON manifest, whole or absent, checked before they are read, never unpickled."""
 
 from thinwire.checkpoint.hashes import combined_sha256, file_sha256, tensor_hashes, weights_sha256
-from thinwire.checkpoint.layout import Position, available, checkpoint_folder, common, complete, newest, parts_of, proven, steps
+from thinwire.checkpoint.layout import Position, checkpoint_folder, common, complete, newest, steps
 from thinwire.checkpoint.manifest import FORMAT, encode_manifest, facts, home_of, read_manifest
 from thinwire.checkpoint.reading import load_stages, refuse_mixed
 from thinwire.checkpoint.saver import Saver
+from thinwire.checkpoint.survey import Survey, parts_of, survey
 from thinwire.checkpoint.writing import prune, remove_newer, save, save_stage, vouch
 from thinwire.util.checkpoint_name import step_of
 
@@ -12,7 +13,7 @@ __all__ = [
     "FORMAT",
     "Position",
     "Saver",
-    "available",
+    "Survey",
     "checkpoint_folder",
     "combined_sha256",
     "common",
@@ -24,7 +25,6 @@ __all__ = [
     "load_stages",
     "newest",
     "parts_of",
-    "proven",
     "prune",
     "read_manifest",
     "refuse_mixed",
@@ -33,6 +33,7 @@ __all__ = [
     "save_stage",
     "step_of",
     "steps",
+    "survey",
     "tensor_hashes",
     "vouch",
     "weights_sha256",

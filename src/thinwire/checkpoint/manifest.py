@@ -101,9 +101,18 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
     """Read a stage's manifest and refuse one that is damaged, of another format or of another run."""
     path = manifest_path(folder, index)
     try:
-        manifest = decode_manifest(read_small(path, LONGEST))
+        data = read_small(path, LONGEST)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}); delete {folder} and resume from the checkpoint before it") from None
+    return checked_manifest(path, index, data, facts)
+
+
+def checked_manifest(path: Path, index: int, data: bytes, facts: dict[str, Any]) -> dict[str, Any]:
+    """Read the bytes of a stage's manifest; refuse them as `read_manifest` does."""
+    try:
+        manifest = decode_manifest(data)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({error}); delete {path.parent} and resume from the checkpoint before it") from None
     if manifest.get("format") not in (OLD_FORMAT, FORMAT):
         raise ValueError(
             f"{path} has format {shown(repr(manifest.get('format')), 60)}, this version reads {OLD_FORMAT} and {FORMAT}; "
@@ -125,9 +134,18 @@ def read_manifest(folder: Path, index: int, facts: dict[str, Any]) -> dict[str, 
 
 def whole_manifest(folder: Path, index: int) -> dict[str, Any] | None:
     """Return the manifest of a part that was written to the end; None if there is none, or one that a power cut or a full disk cut off."""
+    path = manifest_path(folder, index)
     try:
-        manifest = read_manifest(folder, index, {})
-        tensors = tensors_path(folder, index).stat()
+        return vouched_manifest(path, index, read_small(path, LONGEST))
+    except (OSError, ValueError):
+        return None
+
+
+def vouched_manifest(path: Path, index: int, data: bytes | None) -> dict[str, Any] | None:
+    """Return the manifest in some bytes if the tensors that it vouches for stand beside it, as many bytes of them as it says."""
+    try:
+        manifest = checked_manifest(path, index, data or b"", {})
+        tensors = tensors_path(path.parent, index).stat()
     except (OSError, ValueError):
         return None
     sound = stat.S_ISREG(tensors.st_mode) and manifest.get("bytes", tensors.st_size) == tensors.st_size

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from thinwire.checkpoint.fitting import refuse_misfit, refuse_state
-from thinwire.checkpoint.layout import Position, is_undamaged
+from thinwire.checkpoint.layout import Position
 from thinwire.checkpoint.manifest import (
     EXCHANGE,
     OPTIMIZER,
@@ -28,6 +28,7 @@ from thinwire.checkpoint.manifest import (
     shape_of,
     tensors_path,
 )
+from thinwire.checkpoint.survey import is_undamaged
 from thinwire.model.names import boundary_of
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
@@ -49,6 +50,7 @@ def load_stages(
     `exchange` is given what the stages kept of their exchange with other replicas.
     """
     manifests, same = needed_manifests(folder, stages, facts)
+    position = position_of(manifests, facts)
     parts = [read_part(home_of(folder, manifest["stage"]), manifest) for manifest in manifests]
     exchanged = taken_out(parts, EXCHANGE)
     if exchanged and not same:
@@ -75,7 +77,7 @@ def load_stages(
         stages[index].load_state_dict(weights)
         if optimizers is not None:
             optimizers[index].load_state_tensors(state)
-    return position_of(manifests, facts)
+    return position
 
 
 def needed_manifests(folder: Path, stages: Sequence[Stage], facts: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:

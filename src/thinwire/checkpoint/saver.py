@@ -1,17 +1,17 @@
-"""Snapshots beside the training: `save` copies the tensors and returns, a thread of its own writes them.
+"""Snapshots beside the training: `save` copies the tensors and returns, a thread of its own writes them and deletes old ones.
 
-A thread lives only while there is something to write, and is no daemon: the interpreter waits for it at exit, so no write is lost and
+A thread lives only while there is something to do, and is no daemon: the interpreter waits for it at exit, so no write is lost and
 none is waited for in vain. A full or broken disk does not stop the training: `problem` says what is wrong, and the next snapshot
 tries again. Nothing is deleted before `confirm` has said that every worker has a newer one.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from thinwire.checkpoint.writing import Part, part_of, prune, write_parts
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.disk import shortage
+from thinwire.util.runtime import REAL, Runtime
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,18 @@ class Snapshot:
 class Saver:
     """Write the checkpoints of the stages of one process; at most one snapshot is being written and one waits."""
 
-    def __init__(self, run: Path, indices: Sequence[int], facts: dict[str, Any], *, alone: bool = True) -> None:
+    def __init__(self, run: Path, indices: Sequence[int], facts: dict[str, Any], *, alone: bool = True, runtime: Runtime = REAL) -> None:
         """Write into a run folder; where no other process has a part, or a replica, of the run (`alone`) nobody needs to confirm."""
         self.run, self.indices, self.facts = run, list(indices), facts
         self._alone = alone and len(self.indices) == len(facts["split"].split(","))
         self.everyone = -1
         """Newest step of which every worker is known to have a checkpoint; each one says so in its manifest."""
-        self._state = threading.Condition()
+        self._runtime, self._state = runtime, runtime.condition()
         self._waiting: Snapshot | None = None
-        self._thread: threading.Thread | None = None
-        self._last_thread: threading.Thread | None = None
+        self._confirmed: tuple[Position, Collection[int]] | None = None
+        """A position that every worker has and the steps to spare, until what is older has been deleted."""
+        self._thread: Thread | None = None
+        self._last_thread: Thread | None = None
         self._newest: int | None = None
         self._written: list[int] = []
         self._problem: str | None = None
@@ -97,9 +100,7 @@ class Saver:
         ]
         with self._state:
             self._waiting = Snapshot(position, parts)
-            if self._thread is None:
-                self._thread = self._last_thread = threading.Thread(target=self._write_waiting, name="thinwire-saver", daemon=False)
-                self._thread.start()
+            self._start()
             if at_once:
                 self._state.wait_for(lambda: self._thread is None)
 
@@ -109,19 +110,19 @@ class Saver:
             return checkpoint_folder(self.run, Position(step, 0.0, self._before), self.facts)
 
     def confirm(self, step: int, spare: Collection[int] = ()) -> None:
-        """Note that every worker has a checkpoint of this step on its disk: delete this process's parts that are older.
+        """Note that every worker has a checkpoint of this step on its disk: have this process's parts that are older deleted.
 
         Those of the steps in `spare` stay, or else one before it, should a disk damage it.
         """
-        if self.newest is None or self.newest < step:
-            return  # not even ours is there: nothing is safe to delete
         with self._state:
+            if self._newest is None or self._newest < step:
+                return  # not even ours is there: nothing is safe to delete
             self._written = [each for each in self._written if each >= step or each in spare]
-        with suppress(OSError):  # what stays too long does no harm; a disk that fails shows when the next one is written
-            prune(self.run, self.indices, self.place(step), spare)
+            self._confirmed = Position(step, 0.0, self._before), spare
+            self._start()
 
     def flush(self) -> None:
-        """Wait until nothing waits or is being written; raise ValueError if the last snapshot was not written."""
+        """Wait until nothing waits, or is being written or deleted; raise ValueError if the last snapshot was not written."""
         with self._state:
             self._state.wait_for(lambda: self._thread is None)
             if self._problem is not None:
@@ -134,25 +135,44 @@ class Saver:
         if self._last_thread is not None:
             self._last_thread.join()
 
-    def _write_waiting(self) -> None:
-        """Write snapshots until none waits."""
+    def _start(self) -> None:
+        """See that someone does what waits; the caller holds the lock."""
+        if self._thread is None:
+            self._thread = self._last_thread = self._runtime.thread("thinwire-saver", self._work, daemon=False)
+            self._thread.start()
+
+    def _work(self) -> None:
+        """Delete and write until nothing waits."""
         while True:
             with self._state:
+                confirmed, self._confirmed = self._confirmed, None
                 snapshot, self._waiting = self._waiting, None
-                if snapshot is None:
+                if snapshot is None and confirmed is None:
                     self._thread = None
                     self._state.notify_all()
                     return
-            problem = self._write(snapshot)
-            with self._state:
-                self._problem = problem
-                if problem is None:
-                    self._newest = snapshot.position.step
-                    self._written = [*(step for step in self._written if step != self._newest), self._newest]
-            if self._alone and problem is None:
-                self.everyone = snapshot.position.step
-                self.confirm(snapshot.position.step)
+            if confirmed is not None:  # before the next one needs the room
+                self._delete_older(*confirmed)
+            if snapshot is not None:
+                self._keep(snapshot)
             snapshot = None  # let the memory go before the next one is waited for
+
+    def _delete_older(self, position: Position, spare: Collection[int]) -> None:
+        """Delete what nobody needs once every worker has a checkpoint of this position."""
+        with suppress(OSError):  # what stays too long does no harm; a disk that fails shows when the next one is written
+            prune(self.run, self.indices, checkpoint_folder(self.run, position, self.facts), spare)
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """Write a snapshot and take note of it, or of what went wrong."""
+        problem, step = self._write(snapshot), snapshot.position.step
+        with self._state:
+            self._problem = problem
+            if problem is None:
+                self._newest = step
+                self._written = [*(each for each in self._written if each != step), step]
+        if self._alone and problem is None:
+            self.everyone = step
+            self.confirm(step)
 
     def _write(self, snapshot: Snapshot) -> str | None:
         """Write a snapshot; return what went wrong."""

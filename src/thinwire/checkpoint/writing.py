@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from thinwire.checkpoint.hashes import file_sha256
-from thinwire.checkpoint.layout import Position, checkpoint_folder, parts_of, steps
+from thinwire.checkpoint.layout import Position, checkpoint_folder, lineage, steps
 from thinwire.checkpoint.manifest import EXCHANGE, FORMAT, OPTIMIZER, encode_manifest, manifest_path, tensors_path, whole_manifest
 from thinwire.checkpoint.safetensors import Piece, write_file
+from thinwire.checkpoint.survey import parts_of, survey_of
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
-from thinwire.util.checkpoint_name import age, step_of
-from thinwire.util.files import matching, sync, write_atomic
+from thinwire.util.checkpoint_name import age, newer_in, step_of
+from thinwire.util.files import matching, remove_matching, sync, write_atomic
 
 KEEP = 2
 """Checkpoints that stay: the newest, and one before it should a disk damage that one."""
@@ -104,8 +105,7 @@ def write_parts(folder: Path, parts: Iterable[Part]) -> None:
                 made.append(part.index)
     except BaseException:
         with suppress(OSError):
-            for index in made:
-                remove_part(folder, index)
+            remove_parts(folder, made)
             folder.rmdir()
         raise
 
@@ -144,7 +144,7 @@ def write_part(folder: Path, part: Part) -> bool:
     except BaseException:
         with suppress(OSError):
             if whole_manifest(folder, part.index) is None:
-                remove_part(folder, part.index)
+                remove_parts(folder, [part.index])
         raise
     finally:
         with suppress(OSError):
@@ -156,20 +156,16 @@ def piece(name: str, tensor: Tensor) -> Piece:
     return Piece(name, tuple(tensor.shape), tensor.dtype, lambda start, stop: tensor[start:stop] if tensor.dim() else tensor.reshape(1))
 
 
-def remove_part(folder: Path, index: int | None) -> None:
-    """Delete what a folder holds of one stage, or of all; manifests go first, so that no part is left half."""
+def names_of(index: int | None) -> tuple[str, str]:
+    """Return patterns for the files of one stage, or of all: manifests go first, so that no part is left half."""
     label = "*" if index is None else str(index)
-    for pattern in (f"stage-{label}.json", f"*stage-{label}.*"):
-        for path in matching(folder, pattern):
-            path.unlink(missing_ok=True)
+    return f"stage-{label}.json", f"*stage-{label}.*"
 
 
 def remove_parts(folder: Path, indices: Sequence[int | None]) -> None:
     """Delete what a folder holds of some stages, and the folder with the last of them."""
     for index in indices:
-        remove_part(folder, index)
-    with suppress(OSError):  # another stage's part is still there
-        folder.rmdir()
+        remove_matching(folder, names_of(index))
 
 
 def prune(run: Path, indices: Sequence[int], newest: Path, spare: Collection[int] = ()) -> None:
@@ -197,33 +193,33 @@ def prune(run: Path, indices: Sequence[int], newest: Path, spare: Collection[int
             remove_parts(folder, indices if is_ours(folder) else [None])
 
 
-def remove_newer(run: Path, indices: Sequence[int], place: Path, restored: Path | None) -> None:
+def remove_newer(run: Path, indices: Sequence[int], position: Position, facts: dict[str, Any], restored: Path | None) -> None:
     """Delete these stages' parts, and all copies, of steps behind the one that all go on from: these are done again, maybe otherwise.
 
-    Parts of one step from both trainings would look as if they belonged together. `place` is where that step stands in the present stretch
-    of the run; another stretch has its turn when it is gone on with. `restored` is where that step was read, None for the beginning.
+    Parts of one step from both trainings would look as if they belonged together. Only the present stretch of the run is concerned;
+    another one has its turn when it is gone on with. `restored` is where that step was read, None for the beginning.
     """
-    own, copies = (
-        [folder for folder in steps(run, home) if step_of(folder) > step_of(place) and age(folder)[1:] == age(place)[1:]]
-        for home in ("checkpoints", "copies")
-    )
-    said = [restored] if own and restored is not None else []
-    for folder in said:
+    stretch = lineage(position, facts)
+    own, copies = newer_in(run / "checkpoints", position.step, stretch), newer_in(run / "copies", position.step, stretch)
+    gone = [*((folder, names_of(index)) for folder in own for index in indices), *((folder, names_of(None)) for folder in copies)]
+    unsaid = restored if own else None
+    if unsaid is not None:
         with suppress(OSError):  # a full disk has room once they are gone
-            vouch(folder)
-    for folder, each in [*((folder, index) for folder in own for index in indices), *((folder, None) for folder in copies)]:
+            vouch(unsaid)
+            unsaid = None
+    for folder, (manifest, rest) in gone:
         try:
-            remove_parts(folder, [each])
+            remove_matching(folder, (manifest, rest))
         except OSError:
-            if matching(folder, f"stage-{'*' if each is None else each}.json"):  # without a manifest the rest is no part
+            if matching(folder, manifest):  # without a manifest the rest is no part
                 raise
-    for folder in said:
-        vouch(folder)
+    if unsaid is not None:
+        vouch(unsaid)
 
 
 def vouch(folder: Path) -> None:
     """Write into a checkpoint that every worker has it: newer parts, which said so, are about to go."""
-    for path in matching(folder, "stage-*.json"):
-        part = whole_manifest(folder, int(path.stem.removeprefix("stage-"))) if path.stem.removeprefix("stage-").isdecimal() else None
-        if part is not None and part.get("everyone", part["step"]) < part["step"]:
-            write_atomic(path, encode_manifest({**part, "everyone": part["step"]}))
+    silent = {index: part for index, part in survey_of(folder).items() if part.get("everyone", part["step"]) < part["step"]}
+    texts = {manifest_path(folder, index): encode_manifest({**part, "everyone": part["step"]}) for index, part in silent.items()}
+    for path, text in texts.items():
+        write_atomic(path, text)

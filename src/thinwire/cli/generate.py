@@ -17,7 +17,7 @@ import tyro
 
 from thinwire.cluster.generate import write_among, write_in_workers
 from thinwire.cluster.membership import Membership
-from thinwire.cluster.places import known_places
+from thinwire.cluster.places import read_places
 from thinwire.config.mistakes import refuse_expanded
 from thinwire.config.sections import Device, RunConfig
 from thinwire.link.identity import load_identity
@@ -97,7 +97,7 @@ def membership_of(command: GenerateCommand, config: RunConfig) -> Membership:
     assert command.roster is not None
     return Membership(
         config=config,
-        roster=known_places(read_roster(command.roster), command.run),
+        places=read_places(read_roster(command.roster), command.run),
         identity=load_identity(command.keys),
         stage=command.stage,
         listen=command.listen,

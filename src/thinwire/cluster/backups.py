@@ -1,6 +1,6 @@
 """Copies of checkpoints with the neighbour: each worker sends its own to the next stage (the last to the one before), in spare bandwidth.
 
-Files go over the bulk channel, which waits for every payload, in pieces that carry their place; a copy counts once its length and its
+Files go over the bulk channel, which waits for every payload, in pieces that carry their offset; a copy counts once its length and its
 sha256 are what its manifest says. Knows files and links, not what is in the files.
 """
 
@@ -11,9 +11,9 @@ import json
 import logging
 import os
 import struct
-import threading
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from thinwire.pipeline.protocols import Group
 from thinwire.util.checkpoint_name import is_checkpoint_name, step_of
 from thinwire.util.disk import shortage, warn
 from thinwire.util.files import matching, read_small
+from thinwire.util.runtime import REAL, Runtime
 
 LOG = logging.getLogger("thinwire.copies")
 PIECE = struct.Struct("<HBBQQ")
@@ -42,7 +43,7 @@ MOST_COPIES = 4
 class Copies:
     """Send this stage's checkpoints to a neighbour, keep those of the neighbours, and give them back."""
 
-    def __init__(self, run: Path, stage: int, stages: int, links: Links, largest: int, group: Group) -> None:
+    def __init__(self, run: Path, stage: int, stages: int, links: Links, largest: int, group: Group, runtime: Runtime = REAL) -> None:
         """Keep copies of at most `largest` bytes in a run folder, beside the checkpoints of this stage; `open` begins."""
         self.largest, self.stages, self.group = (largest, MANIFEST_BYTES), stages, group
         left, right = links.left, links.right
@@ -51,12 +52,12 @@ class Copies:
         self.keeper = right or left
         self.whole: dict[int, set[int]] = {other: set() for other in self.links if other < stage or other == stages - 1}
         """For each neighbour whose keeper this is: the steps of which a copy has come since the links were made."""
-        self.changed = threading.Condition()
+        self.changed = runtime.condition()
         self.back: set[str] = set()
         """This stage's own checkpoints that came back."""
         self.expected: str | None = None
         """The one that is to come back."""
-        self.decided = threading.Event()
+        self.decided = runtime.event()
         """Set once it is known which one that is, or that none is."""
         self.failed: dict[int, int] = {}
         """For each neighbour whose copies could not be written here: the step of the last of them."""
@@ -71,9 +72,9 @@ class Copies:
         """Newest step of which every worker is known to have a checkpoint."""
         self.ended: str | None = None
         """Why nothing comes or goes any more."""
-        self.threads = [threading.Thread(target=self._take, args=item, daemon=True) for item in self.links.items()]
+        self.threads = [runtime.thread(f"thinwire-copies {other}", partial(self._take, other, link)) for other, link in self.links.items()]
         if self.keeper is not None:
-            self.threads.append(threading.Thread(target=self._offer, daemon=True))
+            self.threads.append(runtime.thread("thinwire-copies", self._offer))
 
     def open(self) -> None:
         """Take copies from now on, and send what is offered."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -33,11 +32,17 @@ def kept_step(run: Path, stage: int) -> int:
 
 def end_together(trainer: Trainer, neighbours: Neighbours, epoch: int) -> dict[str, Any]:
     """End at once, at the same step as the others if they can still be reached; return the summary."""
-    timer = threading.Timer(AGREE_SECONDS, neighbours.interrupt)
-    timer.start()
+    runtime = neighbours.endpoint.runtime
+    agreed = runtime.event()
+
+    def interrupt() -> None:
+        if not agreed.wait(AGREE_SECONDS):
+            neighbours.interrupt()
+
+    runtime.thread("thinwire-ending", interrupt).start()
     with suppress(LinkError, TimeoutError):  # the others may be gone already: what is here is whole by itself
         agree_on_last(trainer, neighbours, epoch)
-    timer.cancel()
+    agreed.set()
     return end_early(trainer)
 
 
@@ -46,12 +51,10 @@ def agree_on_last(trainer: Trainer, neighbours: Neighbours, epoch: int) -> None:
 
     A step is committed only when every stage has its gradients of it, so whoever is behind can follow.
     """
-    neighbours.stopping = False
-    neighbours.run = f"end of {neighbours.run}"  # whoever still trains is not to be met here
-    empty = Contract(epoch=epoch, limits={Kind.STEP: MESSAGE_BYTES})
+    neighbours.end_run()
+    empty = Contract(limits={Kind.STEP: MESSAGE_BYTES})
     config, worker_id = trainer.config, neighbours.worker_id
-    worker_ids = [*worker_id.sides(config.pipeline.stages).values(), *neighbours.joined(config).values()]
-    links = neighbours.open(config, dict.fromkeys(worker_ids, empty), AGREE_SECONDS)
+    links = neighbours.open(dict.fromkeys((*neighbours.sides.values(), *neighbours.in_replicas.values()), empty), epoch, AGREE_SECONDS)
     mine = {"step": trainer.position.step, "outcome": asdict(trainer.outcome) if trainer.outcome else None}
     everyone = join_group(config, worker_id, links, neighbours.interrupt).gather(mine, forms.LAST)
     if not trainer.exchange.talks_before(trainer.position.step):  # what other replicas have committed is of other gradients

@@ -71,13 +71,8 @@ def write_stage(
     neighbours = member.neighbours("generate")
     try:
         cuts = {-1: layers.start, 1: layers.stop}
-        links = neighbours.open(
-            config,
-            {
-                worker_id: writing_contract(codec.at(cuts[side]), downstream=side > 0)
-                for side, worker_id in neighbours.worker_id.sides(len(ranges)).items()
-            },
-        )
+        contracts = {beside: writing_contract(codec.at(cuts[side]), downstream=side > 0) for side, beside in neighbours.sides.items()}
+        links = neighbours.open(contracts)
         control = Control(links.left, links.right)
         step = load_together(run, stage, control)
         order = Order.of(control.announce(asdict(order) if order else None, forms.ORDER))

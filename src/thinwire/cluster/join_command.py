@@ -17,7 +17,7 @@ class JoinCommand(TrainCommand):
     roster: Path
     keys: Path
     stage: int | None
-    """None: the place of whichever machine is lost."""
+    """None: that of whichever machine is lost."""
     replica: int
     listen: str | None
 
@@ -30,10 +30,10 @@ def parse_join(argv: list[str]) -> JoinCommand:
         description="Run one stage of a roster on this machine. All the options of `thinwire train` can follow, the same everywhere.",
     )
     own.add_argument("roster", type=Path, help="roster file that every worker has (`thinwire roster`)")
-    place = own.add_mutually_exclusive_group(required=True)
-    place.add_argument("--stage", type=int, help="stage that this machine runs, from 0")
+    stage = own.add_mutually_exclusive_group(required=True)
+    stage.add_argument("--stage", type=int, help="stage that this machine runs, from 0")
     own.add_argument("--replica", type=int, default=0, help="copy of the pipeline that this machine belongs to, from 0 (default: 0)")
-    place.add_argument("--standby", action="store_true", help="wait, and take the place of a machine that is lost")
+    stage.add_argument("--standby", action="store_true", help="wait, and take the place of a machine that is lost")
     own.add_argument("--keys", type=Path, default=Path("keys"), help="folder that `thinwire keys` made here (default: keys)")
     own.add_argument("--listen", help="address to listen on if it is not the roster's, such as 0.0.0.0:29400 behind a forwarded port")
     if argv and argv[0].startswith("--") and argv[0] != "--help":

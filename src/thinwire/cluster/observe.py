@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 
@@ -36,11 +35,12 @@ class Observer:
 
     def __init__(self, neighbours: Neighbours, reconnect_seconds: float, report: Report) -> None:
         self.neighbours, self.limit, self.report = neighbours, reconnect_seconds, report
+        self.runtime = neighbours.endpoint.runtime
         self.sights: dict[WorkerId, Sight] = {}
         self.met: set[WorkerId] = set()
         """Who was there at any time, in an earlier epoch too."""
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="thinwire-observer", daemon=True)
+        self.over = self.runtime.event()
+        self.thread = self.runtime.thread("thinwire-observer", self._run)
 
     def start(self) -> None:
         """Look from now on."""
@@ -54,7 +54,7 @@ class Observer:
 
     def _run(self) -> None:
         while not self.over.wait(LOOK_SECONDS):
-            self.look(time.monotonic())
+            self.look(self.runtime.now())
 
     def look(self, now: float) -> None:
         """Report what has changed since the last look."""

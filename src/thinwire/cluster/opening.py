@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from thinwire.cluster.backups import Copies
 from thinwire.cluster.neighbours import Neighbours
 from thinwire.config.sections import RunConfig
 from thinwire.model.stage import Stage
-from thinwire.pipeline.backend import close_group
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.links import exchange_contract, join_group
-from thinwire.pipeline.outcome import Outcome
-from thinwire.pipeline.worker import WorkerPipeline
+from thinwire.pipeline.worker import Known, WorkerPipeline
 
 SPARE_BYTES = 2**16
+Make = Callable[[RunConfig, int, torch.device, Known | None], WorkerPipeline]
+"""Make what computes a stage on a device, with what the epoch before found out."""
 
 
 @dataclass(frozen=True)
@@ -28,32 +31,40 @@ class Opened:
     backups: Copies | None
 
     def close(self) -> None:
-        """Let go of everything; the links have ended."""
+        """End what waits for the links, which have ended."""
         if self.backups is not None:
             self.backups.close()
-        self.compute.close()
-        close_group()
 
 
 def open_stage(
-    config: RunConfig, neighbours: Neighbours, *, epoch: int = 0, timing: Outcome | None = None, copies: Path | None = None
+    config: RunConfig,
+    neighbours: Neighbours,
+    *,
+    epoch: int = 0,
+    known: Known | None = None,
+    copies: Path | None = None,
+    make: Make = WorkerPipeline,
 ) -> Opened:
     """Make the stage, meet the neighbours of an epoch and agree with them on basis, shared parameters and schedule.
 
-    `timing` is what the schedule was made from in the epoch before; `copies` the run folder, where neighbours keep each other's
-    checkpoints.
+    `known` is what was found out in the epoch before; `copies` the run folder, where neighbours keep each other's checkpoints; `make`
+    what computes the stage.
     """
-    worker, stages = neighbours.worker_id, config.pipeline.stages
-    compute = WorkerPipeline(config, worker.stage, choose_device(config.device))
-    contracts = {beside: compute.contract(side, epoch) for side, beside in worker.sides(stages).items()}
-    links = neighbours.open(config, contracts | dict.fromkeys(neighbours.joined(config).values(), exchange_contract(epoch)))
+    worker = neighbours.worker_id
+    compute = make(config, worker.stage, choose_device(config.device), known)
+    contracts = {beside: compute.boundaries[side].contract for side, beside in neighbours.sides.items()}
+    if neighbours.in_replicas:
+        contracts |= dict.fromkeys(neighbours.in_replicas.values(), exchange_contract())
+    links = neighbours.open(contracts, epoch)
     (stage,) = compute.stages
     parameters = sum(parameter.numel() for parameter in stage.parameters())
     group = join_group(config, worker, links, neighbours.interrupt, parameters)
-    compute.open(links, group, timing, neighbours.report)
+    compute.open(links, group, neighbours.report)
     backups = None
     if copies is not None:
-        backups = Copies(copies, worker.stage, stages, links, largest_part(stage, parameters), group)
+        backups = Copies(
+            copies, worker.stage, config.pipeline.stages, links, largest_part(stage, parameters), group, neighbours.endpoint.runtime
+        )
         backups.open()
     return Opened(compute, group, backups)
 

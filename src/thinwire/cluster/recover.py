@@ -8,9 +8,7 @@ run, bit for bit.
 
 from __future__ import annotations
 
-import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,19 +18,19 @@ from typing import Any
 import torch
 
 from thinwire.cluster.ending import end_together, kept_step
-from thinwire.cluster.membership import Membership, remember
+from thinwire.cluster.membership import Membership
 from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.observe import Observer
-from thinwire.cluster.opening import Opened, open_stage
+from thinwire.cluster.opening import Make, Opened, open_stage
 from thinwire.cluster.standby import StandbyServer
 from thinwire.cluster.watch import Watch
 from thinwire.cluster.watchdog import Watchdog
+from thinwire.data.open import Data
 from thinwire.link.errors import Abort, Interrupted, LinkError, Stopping
 from thinwire.metrics.news import Report, ignore
 from thinwire.metrics.track import Tracker
 from thinwire.pipeline.backend import close_group
-from thinwire.pipeline.outcome import Outcome
-from thinwire.pipeline.worker import UNKNOWN
+from thinwire.pipeline.worker import UNKNOWN, Known, WorkerPipeline
 from thinwire.run.agree import Start, agree
 from thinwire.run.stop import Stop
 from thinwire.run.trainer import Trainer
@@ -55,8 +53,10 @@ class Recovery:
     copies: bool
     """Whether neighbours keep each other's checkpoints."""
     start: Start
-    timing: Outcome | None
-    """What the schedule was made from."""
+    known: Known | None
+    """What the epoch before found out."""
+    make: Make = WorkerPipeline
+    """What computes the stage."""
     epoch: int = 0
     step: int = 0
     """Steps committed when the last epoch ended."""
@@ -76,22 +76,24 @@ def train_stage(
     report: Report = ignore,
     stuck: Callable[[str], None] = lambda why: say_last(why),
     server: StandbyServer | None = None,
+    make: Make = WorkerPipeline,
+    data: Data | None = None,
 ) -> dict[str, Any]:
     """Train one stage in step with the others of the roster; return the run's summary.
 
     `replacing`: this process takes the place of one that was lost. `copies`: neighbours keep each other's checkpoints, for stages that
     are on different machines. `report` takes what people should know (news.py), `stuck` why this process ends itself. `server`: where a
-    standby that has taken this place goes on to answer.
+    standby that holds this worker id goes on to answer. `make`: what computes the stage. `data`: opened already, where this is a first
+    stage.
     """
-    config, stop, neighbours = member.config, stop or Stop(), member.neighbours("train", run)
+    config, stop, neighbours = member.config, stop or Stop(), member.neighbours("train")
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
     if server is not None:
         neighbours.listener, neighbours.others = server.listener, server.clients
     neighbours.report = report
-    recovery = Recovery(
-        member, run, neighbours, trackers, stop, report, copies, Start(resume=resume, recovering=replacing), UNKNOWN if replacing else None
-    )
-    watch, watchdog = Watch(neighbours, config, run), Watchdog(neighbours, stop, config.train.stuck_seconds, stuck)
+    start = Start(resume=resume, recovering=replacing, data=data)
+    recovery = Recovery(member, run, neighbours, trackers, stop, report, copies, start, Known(UNKNOWN) if replacing else None, make)
+    watch, watchdog = Watch(neighbours, config), Watchdog(neighbours, stop, config.train.stuck_seconds, stuck)
     observer = Observer(neighbours, config.link.reconnect_seconds, report if copies else ignore)
     with looking_after(neighbours, watch, observer), stop.listening(), watchdog:
         watch.start()
@@ -99,7 +101,7 @@ def train_stage(
         while isinstance(outcome := run_epoch(recovery, watchdog), Interrupted):
             prepare_next(recovery, outcome)
             watch.settle()
-            time.sleep(random.uniform(0.5, 1.0) * pause(recovery.failures))
+            member.runtime.sleep(member.runtime.uniform(0.5, 1.0) * pause(recovery.failures))
         return outcome
 
 
@@ -131,10 +133,10 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
     try:
         with recovery.stop.abandoning(neighbours.interrupt):
             copies = recovery.run if recovery.copies else None
-            opened = open_stage(config, neighbours, epoch=recovery.epoch, timing=recovery.timing, copies=copies)
+            opened = open_stage(config, neighbours, epoch=recovery.epoch, known=recovery.known, copies=copies, make=recovery.make)
             trainer = make_ready(recovery, opened)
-        working, compute = trainer, opened.compute
-        watchdog.follow(lambda: (working.doing, working.position.step, compute.runs), compute.timing.turn_seconds)
+            working, compute = trainer, opened.compute
+            watchdog.follow(lambda: (working.doing, working.position.step, compute.runs), compute.timing.turn_seconds)
         return trainer.run()
     except (Interrupted, Stopping) as error:
         let_go(neighbours, opened, error)
@@ -150,22 +152,23 @@ def run_epoch(recovery: Recovery, watchdog: Watchdog) -> dict[str, Any] | Interr
 
 def make_ready(recovery: Recovery, opened: Opened) -> Trainer:
     """Agree with all others on where the run goes on; return what trains from there."""
-    member, run, neighbours = recovery.member, recovery.run, recovery.neighbours
-    recovery.timing = opened.compute.timing
+    member = recovery.member
+    recovery.known = Known(opened.compute.timing, opened.compute.boundaries)
     if recovery.start.recovering:  # the neighbours have met this process: whoever comes after it must have a larger number
-        remember(run, member.stage, neighbours.incarnation)
+        member.places.keep()
     trainer = Trainer(
         member.config,
-        run,
+        recovery.run,
         opened.compute,
         opened.group,
         backups=opened.backups,
         trackers=recovery.trackers,
         stop=recovery.stop,
         report=recovery.report,
+        runtime=member.runtime,
     )
     agree(trainer, recovery.start)
-    remember(run, member.stage, neighbours.incarnation)
+    member.places.keep()
     begun, again = trainer.position.step, max(0, recovery.step - trainer.position.step)
     recovered = {"restored": begun, "epoch": recovery.epoch, "again": again}
     recovery.report(recovered if recovery.start.recovering else {"begun": begun})

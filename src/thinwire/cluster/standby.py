@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from thinwire.cluster.membership import run_name
+from thinwire.cluster.places import Places
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import shared_settings
 from thinwire.link.contract import Contract
@@ -40,8 +39,8 @@ OPTIONS = LinkOptions(reconnect_seconds=ASK_SECONDS, close_seconds=1.0)
 MOST_ASKERS = 16
 """Questions answered at once; who comes beyond them asks again."""
 POLL_SECONDS = 0.1
-Word = Literal["which", "take", "over"]
-"""Which place have you? Take this one, if you have none. The run is over."""
+Question = Literal["which", "take", "over"]
+"""Which worker id do you hold? Take this one, if you hold none. The run is over."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,12 @@ class Answer:
 
     standby: Worker
     worker_id: WorkerId | None = None
-    """The place it has; None: none, or it did not say."""
+    """The one it holds; None: none, or it did not say."""
     problem: str | None = None
     """Why it did not answer."""
 
     def __str__(self) -> str:
-        said = self.problem or (f"it has {self.worker_id}" if self.worker_id else "it has no place yet")
+        said = self.problem or (f"it holds {self.worker_id}" if self.worker_id else "it replaces nobody yet")
         return f"{self.standby.id} at {self.standby.address}: {said}"
 
 
@@ -73,57 +72,59 @@ class StandbyClient:
     def terms(self) -> Terms:
         return Terms(run_for_standbys(self.roster), shared_settings(self.config), self.worker_id)
 
-    def ask(self, standby: Worker, word: Word, worker_id: WorkerId | None = None) -> Answer:
+    def ask(self, standby: Worker, word: Question, worker_id: WorkerId | None = None) -> Answer:
         """Ask one standby."""
         link = Link.connect(standby, self.endpoint, self.terms, CONTRACT, options=OPTIONS, service=SERVICE)
         try:
             link.wait_open(2 * ASK_SECONDS)  # longer than the link's own limit, which gives the better reason
             say(link, {"word": word, "place": to_pair(worker_id)})
-            return Answer(standby, place_in(hear(link)))
+            return Answer(standby, worker_id_in(hear(link)))
         except (LinkError, TimeoutError) as error:
             return Answer(standby, problem=str(error))
         finally:
             link.close()
 
-    def ask_all(self, word: Word = "which") -> list[Answer]:
+    def ask_all(self, word: Question = "which") -> list[Answer]:
         """Ask all standbys but this one at the same time; return what they said, in the order of the roster."""
         others = [standby for standby in self.roster.standbys if standby.id != self.worker_id]
         return self.endpoint.runtime.together([partial(self.ask, standby, word) for standby in others])
 
 
 class StandbyServer:
-    """The side of a standby: its listener, who may ask, and the one place it takes."""
+    """The side of a standby: its listener, who may ask, and the one worker id it takes."""
 
-    def __init__(
-        self, roster: Roster, endpoint: Endpoint, config: RunConfig, accept: Callable[[WorkerId], None], listen: str | None = None
-    ) -> None:
-        """Answer from now on; `accept` is told of the place before anyone else, and raises if it cannot be taken."""
-        identity, self.runtime = endpoint.identity, endpoint.runtime
+    def __init__(self, places: Places, endpoint: Endpoint, config: RunConfig, listen: str | None = None) -> None:
+        """Answer from now on; a worker id that cannot be written down is not taken."""
+        identity, self.runtime, roster = endpoint.identity, endpoint.runtime, places.roster
         me = roster.standby(identity.certificate)
         if me is None:
             raise ValueError(
                 f"the roster lists no standby with the certificate {identity.certificate_path}; add it: "
                 "`thinwire roster FILE --stage ... --standby ADDRESS=CERTIFICATE`"
             )
-        self.me, self.accept = me, accept
+        self.me, self.places = me, places
         self.terms = Terms(run_for_standbys(roster), shared_settings(config), me.id)
         self.worker_ids = frozenset(roster.workers)
-        self.worker_id = next((worker_id for worker_id, worker in roster.taken.items() if worker.certificate == me.certificate), None)
         self.over = False
         """Whether the run has ended without this standby."""
         self.leaving = False
-        """Whether it is too late to take a place."""
+        """Whether it is too late to take a worker id."""
         self.problem = ""
         """What was last told of a question that could not be answered."""
-        self.lock, self.changed = threading.Lock(), self.runtime.event()
+        self.lock, self.changed = self.runtime.lock(), self.runtime.event()
         self.free = threading.Semaphore(MOST_ASKERS)
         self.clients = (*roster.workers.values(), *(other for other in roster.standbys if other is not me))
         assert me.address is not None
         self.listener = Listener(listen or me.address, endpoint, (), OPTIONS, self.clients)
         self.listener.services[SERVICE] = self._receive
 
+    @property
+    def worker_id(self) -> WorkerId | None:
+        """Return the worker id that this standby holds."""
+        return self.places.held_by(self.me)
+
     def wait(self, stop: Stop) -> WorkerId | None:
-        """Return the place to take, once it is known; None: the run is over, or this process is to end."""
+        """Return the worker id to take, once it is known; None: the run is over, or this process is to end."""
         with stop.listening():
             while self.worker_id is None and not self.over and not stop.asked:
                 self.changed.wait(POLL_SECONDS)
@@ -160,19 +161,18 @@ class StandbyServer:
             self.free.release()
 
     def _answer(self, question: dict[str, Any]) -> WorkerId | None:
-        """Take a question in; return the place that this standby has."""
-        word, worker_id = question.get("word"), place_in(question)
+        """Take a question in; return the worker id that this standby holds."""
+        word, worker_id = question.get("word"), worker_id_in(question)
         if word not in ("which", "take", "over") or (word == "take") != (worker_id in self.worker_ids):
-            raise ProtocolError("question", question, "which, take with a place of the roster, or over")
+            raise ProtocolError("question", question, "which, take with a worker id of the roster, or over")
         with self.lock:
             if self.worker_id is None and word == "take" and not self.leaving:
                 assert worker_id is not None
                 try:
-                    self.accept(worker_id)
-                except (OSError, ValueError) as error:
+                    self.places.take(worker_id, self.me)
+                except ValueError as error:
                     self._tell(f"cannot take the place of {worker_id}: {error}")
                     return None
-                self.worker_id = worker_id
             self.over = self.over or (word == "over" and self.worker_id is None)
             if self.worker_id is not None or self.over:
                 self.changed.set()
@@ -187,7 +187,7 @@ class StandbyServer:
 
 def run_for_standbys(roster: Roster) -> str:
     """Name the run in which standbys are asked."""
-    return f"standby-{run_name(roster)}"
+    return f"standby-{roster.run_name}"
 
 
 def say(link: Link, message: dict[str, Any]) -> None:
@@ -202,15 +202,15 @@ def hear(link: Link) -> dict[str, Any]:
 
 
 def to_pair(worker_id: WorkerId | None) -> list[int] | None:
-    """Write a place."""
+    """Write a worker id."""
     return None if worker_id is None else [worker_id.replica, worker_id.stage]
 
 
-def place_in(message: dict[str, Any]) -> WorkerId | None:
-    """Read the place in a message; there may be none."""
+def worker_id_in(message: dict[str, Any]) -> WorkerId | None:
+    """Read the worker id in a message, which calls it a place; there may be none."""
     pair = message.get("place")
     if pair is None:
         return None
     if not isinstance(pair, list) or len(pair) != 2 or any(type(number) is not int or not 0 <= number < 2**32 for number in pair):
-        raise ProtocolError("place", pair, "a replica and a stage")
+        raise ProtocolError("worker id", pair, "a replica and a stage")
     return WorkerId(*pair)

@@ -1,31 +1,27 @@
-"""Look after the neighbours of a worker: one that is away for too long is lost, and a standby of the roster gets its place.
+"""Look after the neighbours of a worker: one that is away for too long is lost, and a standby of the roster gets its worker id.
 
-Every neighbour of a lost worker does this by itself. All ask in the same order, and a standby takes one place only, so they arrive at the
-same one. A worker whose own place a standby has taken, because the others had lost it, finds that out here and ends.
+Every neighbour of a lost worker does this by itself. All ask in the same order, and a standby takes one worker id only, so they arrive at
+the same one. A worker whose own id a standby has taken, because the others had lost it, finds that out here and ends.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
-from pathlib import Path
 
 from thinwire.cluster.neighbours import Neighbours
-from thinwire.cluster.places import PLACES_FILE, keep_places
 from thinwire.cluster.standby import Answer, StandbyClient
 from thinwire.config.sections import RunConfig
 from thinwire.link.errors import Abort, LinkError, Replaced
 from thinwire.link.link import Link
-from thinwire.link.peer import Worker, WorkerId
+from thinwire.link.peer import Worker
 from thinwire.link.roster import Roster
-from thinwire.util.disk import shortage, warn
 
 LOOK_SECONDS = 1.0
 """Time between two looks at the links."""
 
 
 def check_standbys(config: RunConfig, roster: Roster) -> None:
-    """Refuse standbys that would never be asked, or could not take a place."""
+    """Refuse standbys that would never be asked, or could not take a worker id."""
     link = config.link
     if roster.standbys and config.pipeline.stages == 1:
         raise ValueError(
@@ -40,33 +36,29 @@ def check_standbys(config: RunConfig, roster: Roster) -> None:
 
 
 class Watch:
-    """Find lost neighbours and who takes their places; without standbys it does nothing."""
+    """Find lost neighbours and who replaces them; without standbys it does nothing."""
 
-    def __init__(self, neighbours: Neighbours, config: RunConfig, run: Path) -> None:
-        self.neighbours, self.run = neighbours, run
-        self.me = neighbours.roster.standby(neighbours.endpoint.identity.certificate)
+    def __init__(self, neighbours: Neighbours, config: RunConfig) -> None:
+        self.neighbours, self.places = neighbours, neighbours.places
+        roster = self.places.roster
+        self.me = roster.standby(neighbours.endpoint.identity.certificate)
         listed = self.me.id if self.me else neighbours.worker_id
-        self.client = StandbyClient(neighbours.roster, neighbours.endpoint, listed, config)
-        self.limit = config.link.standby_seconds
-        self.lock, self.runtime = threading.Lock(), neighbours.endpoint.runtime
-        self.found: dict[WorkerId, Worker] = {}
-        """Standbys whose places are still to be theirs in the roster, in the next epoch."""
-        self.given: set[WorkerId] = set()
-        """Places that a standby took while this process was there."""
+        self.client = StandbyClient(roster, neighbours.endpoint, listed, config)
+        self.limit, self.runtime = config.link.standby_seconds, neighbours.endpoint.runtime
         self.replaced: Replaced | None = None
         self.answers: list[Answer] = []
-        """What standbys said when no one of them took the place of a worker that is away."""
+        """What standbys said when no one of them replaced a worker that is away."""
         self.over = self.runtime.event()
 
     def start(self) -> None:
-        """Find out who has taken a place so far, this one included; then look after the neighbours."""
-        if not self.neighbours.roster.standbys:
+        """Find out what standbys hold so far, perhaps the id of this worker; then look after the neighbours."""
+        if not self.places.roster.standbys:
             return
         answers = self.client.ask_all()
         self._refuse_second(answers, anyone=True)
-        self.found = {
-            answer.worker_id: answer.standby for answer in reversed(answers) if answer.worker_id in self.neighbours.roster.workers
-        }
+        for answer in reversed(answers):
+            if answer.worker_id is not None and answer.worker_id in self.places.roster.workers:
+                self.places.expect(answer.worker_id, answer.standby)
         self.settle()
         self.runtime.thread("thinwire-watch", self._look).start()
 
@@ -75,25 +67,14 @@ class Watch:
         self.over.set()
 
     def settle(self) -> None:
-        """Between two epochs: give standbys the places they have taken; raise if this worker's own place is another's."""
+        """Between two epochs: let standbys hold what they have taken; raise if another holds this worker's own id."""
         if self.replaced is not None:
             raise self.replaced
-        with self.lock:
-            found, self.found = self.found, {}
-        roster = self.neighbours.roster
-        for worker_id, standby in found.items():
-            if roster.worker(worker_id).certificate != standby.certificate:
-                roster = roster.taken_by(worker_id, standby)
-        if roster != self.neighbours.roster:
-            self.neighbours.roster = roster
-            try:
-                keep_places(roster, self.run)
-            except OSError as error:  # a worker that is started again asks the standbys
-                warn(f"{self.run / PLACES_FILE} was not written: {shortage(self.run / PLACES_FILE, error)}. Training goes on")
+        self.places.begin_epoch()
 
     def explained(self, error: LinkError) -> LinkError:
         """Return why a link failed, with what the standbys know about it."""
-        if not self.neighbours.roster.standbys or type(error) is not LinkError:
+        if not self.places.roster.standbys or type(error) is not LinkError:
             return error
         try:
             self._refuse_second(self.client.ask_all(), anyone=True)
@@ -114,35 +95,33 @@ class Watch:
             if self.neighbours.ending:  # the stages agree on the last step, and then end
                 return
             for link in links:
-                if link.peer in self.found:  # made before that was known
-                    link.abort(f"another worker has the place of {link.peer}", Abort.RECOVERING)
+                if self.places.changes(link.peer):  # made before that was known
+                    link.abort(f"another worker takes the place of {link.peer}", Abort.RECOVERING)
                 elif link.absent_seconds > self.limit or link.refused:
                     self._replace(link)
             if not any(link.absent_seconds > self.limit for link in links):
                 self.answers = []
 
     def _replace(self, link: Link) -> None:
-        """Find who takes the place at the other end of a link, and give up the epoch if it is another worker."""
+        """Find who replaces the worker at the other end of a link, and give up the epoch if there is one."""
         try:
             standby = self._find(link)
         except Replaced as error:
             self.replaced = error
             link.abort(str(error), Abort.RECOVERING)
             return
-        if standby is None or standby.certificate == self.neighbours.roster.worker(link.peer).certificate:
+        if standby is None or standby.certificate == self.places.worker(link.peer).certificate:
             return
         text = f"{standby.id} at {standby.address} takes the place of {link.peer}, which is away"
         print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
-        self.given.add(link.peer)
-        with self.lock:
-            self.found[link.peer] = standby
+        self.places.expect(link.peer, standby, replaced=True)
         link.abort(text, Abort.RECOVERING)
 
     def _find(self, link: Link) -> Worker | None:
-        """Return the standby that has the place at the other end, or takes it now; None: nobody."""
+        """Return the standby that holds the worker id at the other end, or takes it now; None: nobody."""
         worker_id, answers = link.peer, self.client.ask_all()
         self._refuse_second(answers)
-        seen = link.newest is not None or worker_id in self.given  # a worker that was never seen here is late, not lost
+        seen = link.newest is not None or self.places.was_replaced(worker_id)  # a worker that was never seen here is late, not lost
         if seen and not any(answer.worker_id == worker_id for answer in answers):
             for number, answer in enumerate(answers):
                 if answer.problem is None and answer.worker_id is None and link.absent_seconds > self.limit:
@@ -154,9 +133,9 @@ class Watch:
         return next((answer.standby for answer in answers if answer.worker_id == worker_id), None)
 
     def _refuse_second(self, answers: list[Answer], *, anyone: bool = False) -> None:
-        """Raise Replaced if another has this worker's own place.
+        """Raise Replaced if another holds this worker's own id.
 
-        Of two standbys that have it, because not everyone reached the first, only the later one ends; at its start a worker yields to
+        Of two standbys that hold it, because not everyone reached the first, only the later one ends; at its start a worker yields to
         `anyone` who is there already.
         """
         for answer in answers:
@@ -164,5 +143,5 @@ class Watch:
             if answer.worker_id == self.neighbours.worker_id and earlier:
                 raise Replaced(
                     f"{answer.standby.id} at {answer.standby.address} has taken the place of this worker, {answer.worker_id}, while others "
-                    "could not reach it; a place has one worker: leave this one off, or let it stand by in the next roster"
+                    "could not reach it; a worker id has one holder: leave this one off, or let it stand by in the next roster"
                 )

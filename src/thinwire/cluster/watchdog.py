@@ -9,10 +9,8 @@ summing up have no limit: they depend on data and disks. The process that is stu
 from __future__ import annotations
 
 import faulthandler
-import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -94,14 +92,14 @@ class Watchdog:
     def __init__(self, neighbours: Neighbours, stop: Stop, seconds: float, tell: Callable[[str], None]) -> None:
         """`tell` is told why this process ends, just before it does."""
         self.neighbours, self.stop, self.tell = neighbours, stop, tell
-        self.patience = Patience(seconds)
+        self.runtime, self.patience = neighbours.endpoint.runtime, Patience(seconds)
         self.pause = min(LOOK_SECONDS, seconds / 8)
         self.sign: Callable[[], Sign] | None = None
         self.watched = threading.get_ident()
         self.asked_seconds = self.at_once_seconds = 0.0
         self.waited = 0
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._watch, name="thinwire-watchdog", daemon=True)
+        self.over = self.runtime.event()
+        self.thread = self.runtime.thread("thinwire-watchdog", self._watch)
 
     def follow(self, sign: Callable[[], Sign] | None, expected: float = 0.0) -> None:
         """Judge by this sign from now on; None: the worker gets ready. `expected` are the measured seconds of a microbatch."""
@@ -116,9 +114,9 @@ class Watchdog:
         self.thread.join()
 
     def _watch(self) -> None:
-        before = time.monotonic()
+        before = self.runtime.now()
         while not self.over.wait(self.pause):
-            now = time.monotonic()
+            now = self.runtime.now()
             elapsed = min(now - before, 2 * self.pause)  # the whole process was stopped, or the machine slept: nobody could get on
             before = now
             self._look(elapsed)
@@ -170,10 +168,10 @@ class Watchdog:
         links = list(self.neighbours.opened.values())
         for link in links:
             link.abort(text, Abort.STUCK)
-        deadline = time.monotonic() + TELL_SECONDS
+        deadline = self.runtime.now() + TELL_SECONDS
         for link in links:
-            link.wait_ended(max(0.0, deadline - time.monotonic()))
-        os._exit(code)
+            link.wait_ended(max(0.0, deadline - self.runtime.now()))
+        self.runtime.end_process(code)
 
 
 def _said(doing: str, step: int) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from thinwire.cluster.cause import causes, in_a_line, raised_at, trace_of
 from thinwire.cluster.membership import Membership
+from thinwire.cluster.places import Places
 from thinwire.cluster.scratch import worker_name
 from thinwire.config.options import CHOSEN
 from thinwire.config.toml import from_toml
@@ -68,25 +69,24 @@ def work(
     # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stop, voice = Stop(supervised=True), Voice(pipe)
-    threading.Thread(target=heed, args=(pipe, stop), daemon=True).start()
-    threading.Thread(target=beat, args=(voice,), daemon=True).start()
+    stop, supervisor = Stop(supervised=True), SupervisorPipe(pipe)
+    threading.Thread(target=listen_to_supervisor, args=(pipe, stop), daemon=True).start()
+    threading.Thread(target=send_signs_of_life, args=(supervisor,), daemon=True).start()
     folder = Path(scratch)
     try:
-        for section, places in json.loads(registered).items():
-            CHOSEN[section].adopt(places)
+        for section, classes in json.loads(registered).items():
+            CHOSEN[section].adopt(classes)
         member = Membership(
             config=from_toml(settings),
-            roster=read_roster(folder / "roster.toml"),
+            places=Places(read_roster(folder / "roster.toml"), incarnation=incarnation),
             identity=load_identity(folder / worker_name(worker_id)),
             stage=worker_id.stage,
             replica=worker_id.replica,
-            incarnation=incarnation,
             held=True,
         )
-        voice.say({"result": task(member, voice.say, stop, **json.loads(arguments))})
+        supervisor.say({"result": task(member, supervisor.say, stop, **json.loads(arguments))})
     except BaseException as error:
-        voice.say({"failed": str(error)} | described(error, voice.step))
+        supervisor.say({"failed": str(error)} | described(error, supervisor.step))
         sys.exit(1)
 
 
@@ -106,7 +106,7 @@ def failure_in(message: dict[str, Any]) -> Failure:
     return Failure(message["failed"], message.get("kind", "lost"), message.get("trace"), where)
 
 
-class Voice:
+class SupervisorPipe:
     """What a worker says to its supervisor; two threads may speak."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -123,14 +123,14 @@ class Voice:
             os._exit(1)
 
 
-def beat(voice: Voice) -> None:
+def send_signs_of_life(supervisor: SupervisorPipe) -> None:
     """Give signs of life for as long as the supervisor hears them."""
     while True:
-        voice.say({"alive": True})
+        supervisor.say({"alive": True})
         time.sleep(BEAT_SECONDS)
 
 
-def heed(pipe: Connection, stop: Stop) -> None:
+def listen_to_supervisor(pipe: Connection, stop: Stop) -> None:
     """Wait for a word of the supervisor: a wish to stop, or its end, which is this worker's end too."""
     try:
         while (wish := read_pipe(pipe).get("stop")) is not None:

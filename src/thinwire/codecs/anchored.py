@@ -33,8 +33,8 @@ from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 from thinwire.model.initial import EMBEDDING_STD, draw_normal
 from thinwire.model.names import EMBEDDING
+from thinwire.model.noise import key, mix
 from thinwire.model.subspace.basis import random_basis
-from thinwire.util.noise import key, mix
 
 
 @dataclass(frozen=True, kw_only=True)

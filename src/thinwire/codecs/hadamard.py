@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from thinwire.codecs.base import Codec, LossyOptions
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
-from thinwire.util.noise import key, uniform
+from thinwire.model.noise import key, uniform
 
 
 @dataclass(frozen=True, kw_only=True)

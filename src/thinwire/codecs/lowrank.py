@@ -24,8 +24,8 @@ from thinwire.codecs.base import DTYPES, Codec, LossyOptions, absorb, attach
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
+from thinwire.model.noise import key
 from thinwire.model.subspace.basis import random_basis
-from thinwire.util.noise import key
 
 FACTOR, BASIS = 0, 1
 

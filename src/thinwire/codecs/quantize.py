@@ -20,7 +20,7 @@ from thinwire.codecs.base import Codec, CodecOptions, LossyOptions
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
-from thinwire.util.noise import ROUNDING, sample_keys, uniform
+from thinwire.model.noise import ROUNDING, sample_keys, uniform
 
 CODES, SCALES = 0, 1
 

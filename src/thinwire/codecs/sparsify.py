@@ -24,7 +24,7 @@ from thinwire.codecs.masked import MaskEntry
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
-from thinwire.util.noise import sample_keys, uniform
+from thinwire.model.noise import sample_keys, uniform
 
 VALUES, MASK = 0, 1
 POSITIONS = int.from_bytes(b"positions")  # what a key is for, out of reach of the purposes that `noise` counts

@@ -51,7 +51,8 @@ class Subspace(Codec):
         for name, limit in (("fixed_scale", 1e-30), ("fixed_cache_mb", 0), ("drift_every", 0), ("drift_rate", 1e-30)):
             if not limit <= getattr(options, name) < math.inf:
                 raise ValueError(f"codec.{name} is {getattr(options, name)}; choose a number {'above' if limit else 'of at least'} 0")
-        for name, value in leaving_the_subspace(model).items():
+        for name in leaving_the_subspace(model):
+            value = getattr(model, name)
             raise ValueError(f"model.{name} = {value} would leave the subspace; turn it off or choose another codec, such as dense")
 
     constrains = True
@@ -75,7 +76,6 @@ class Subspace(Codec):
         return propose(last, self.options.drift_rate)
 
 
-def leaving_the_subspace(model: ModelConfig) -> dict[str, object]:
+def leaving_the_subspace(model: ModelConfig) -> list[str]:
     """Name the model options in use that put something outside the subspace (method, section 4)."""
-    names = find_architecture(model.architecture).leaving(model) + ["tied_head"] * model.tied_head
-    return {name: getattr(model, name) for name in names}
+    return [*find_architecture(model.architecture).leaving(model), *["tied_head"] * model.tied_head]

@@ -8,6 +8,7 @@ the command line is the job of `toml.py` and `command_line.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from thinwire.config.registry import EXCHANGES
@@ -86,7 +87,7 @@ class ModelConfig:
     logit_cap: float = 0.0
     """Soft cap c of the logits: x becomes c x / sqrt(x^2 + c^2); 0 turns it off."""
 
-    @property
+    @cached_property
     def head_size(self) -> int:
         return self.width // self.heads if self.head_dim is None else self.head_dim
 
@@ -230,12 +231,12 @@ class RunConfig:
     """The options of the chosen exchange between replicas (a `replicas.exchange.ExchangeOptions` dataclass)."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
 
-    @property
+    @cached_property
     def replica_batch(self) -> int:
         """Return the sequences of a step that one replica takes."""
         return self.train.batch // self.replicas.count
 
-    @property
+    @cached_property
     def microbatch(self) -> int:
         """Return the sequences of one microbatch."""
         return self.replica_batch // self.pipeline.microbatches

@@ -5,8 +5,8 @@ The name in front of `://` chooses the transport; an address without one is `hos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from thinwire.config.registry import TRANSPORTS
 from thinwire.link.identity import Identity
@@ -20,8 +20,12 @@ class Endpoint:
 
     identity: Identity
     runtime: Runtime = REAL
+    transports: dict[str, Callable[[Identity, Runtime], Transport]] = field(default_factory=dict, repr=False, compare=False)
+    """Those that were found so far, by the names in front of addresses."""
 
     def transport(self, address: str | tuple[str, int]) -> Transport:
         """Make a transport for one thread that reaches an address, or listens there."""
         scheme = address.partition("://")[0] if isinstance(address, str) and "://" in address else "tcp"
-        return cast(Transport, TRANSPORTS.load(scheme)(self.identity, self.runtime))
+        if scheme not in self.transports:
+            self.transports[scheme] = TRANSPORTS.load(scheme)
+        return self.transports[scheme](self.identity, self.runtime)

@@ -45,6 +45,11 @@ class LinkError(ConnectionError):
         self.reason = message if reason is None else reason
         """What began it, without the way on which it was heard of."""
 
+    @property
+    def passed_on(self) -> Abort:
+        """Return the code for other peers: that this process was replaced concerns none of them, they have a newer one to meet."""
+        return Abort.RECOVERING if self.code is Abort.REPLACED else self.code
+
 
 class Alert(ConnectionError):
     """The peer does not want this end, and says so below the link: the message is its reason."""

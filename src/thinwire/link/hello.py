@@ -52,7 +52,7 @@ class PeerBehind(Exception):
 
 
 class PeerReplaced(Exception):
-    """The peer is an older process of its place than one that was met before: tell it, and wait for the newer one."""
+    """The peer is an older process of its worker than one that was met before: tell it, and wait for the newer one."""
 
 
 @dataclass(frozen=True)

@@ -186,8 +186,18 @@ class Link:
         self._loop.abort(reason, code)
 
     def echo(self, size: int, count: int, timeout: float) -> list[float]:
-        """Send PINGs of a size on the bulk channel; return when they were queued and when each PONG came. The peer's link answers."""
-        first = self._echo_token
+        """Send PINGs of a size on the bulk channel; return when they were queued and when each PONG came. The peer's link answers.
+
+        A connection that is lost takes PINGs and PONGs with it: all go again over the next one. How long that is waited for is the link's
+        affair; the time-out is for an open one.
+        """
+        while (times := self._echo_once(size, count, timeout)) is None:
+            pass
+        return times
+
+    def _echo_once(self, size: int, count: int, timeout: float) -> list[float] | None:
+        """Do it over one connection; return None if that was lost meanwhile."""
+        first, connections = self._echo_token, self.meter.connections
         self._echo_token += count
         tokens = range(first, first + count)
         self._session.heartbeat.echoes.update(dict.fromkeys(tokens, 0.0))
@@ -198,9 +208,13 @@ class Link:
         self._loop.wake()
         deadline = started + timeout
         try:
-            while not self._session.heartbeat.echoes[first + count - 1]:
+            while not all(self._session.heartbeat.echoes[token] for token in tokens):
                 if self._session.error is not None:
                     raise self._session.error
+                if self.meter.connections != connections:
+                    return None
+                if self._session.state in ("connecting", "hello", "broken"):
+                    deadline = self._runtime.now() + timeout
                 if self._runtime.now() > deadline:
                     raise TimeoutError(f"{count} echoes of {size} bytes did not come back in {timeout} s")
                 self._runtime.sleep(0.002)
@@ -241,7 +255,7 @@ class Link:
 
     @property
     def refused(self) -> bool:
-        """Tell whether the peer was reached and did not want this worker: another one may have its place."""
+        """Tell whether the peer was reached and did not want this worker: another one may hold its worker id."""
         return self.state != "open" and self._session.problem.refusal
 
     @property

@@ -53,19 +53,19 @@ class Listener:
         self._acceptor.admit({worker.certificate for worker in (*peers, *others)})
 
     def expect(self, worker_id: WorkerId, adopt: Callable[[ByteStream], None]) -> None:
-        """Hand connections of a place to `adopt` from now on."""
+        """Hand connections of a worker to `adopt` from now on."""
         self.check_free(worker_id)
         self._adopters[worker_id] = adopt
 
     def check_free(self, worker_id: WorkerId) -> None:
-        """Refuse a place that is not known or already has a link."""
+        """Refuse a worker id that is not known or already has a link."""
         if worker_id not in self._places.values():
             raise ValueError(f"this listener was not given the certificate of {worker_id}; name it among the peers")
         if worker_id in self._adopters:
             raise ValueError(f"a link from {worker_id} is already expected here; close it first")
 
     def forget(self, worker_id: WorkerId) -> None:
-        """Stop handing connections of a place on."""
+        """Stop handing connections of a worker on."""
         self._adopters.pop(worker_id, None)
 
     def close(self) -> None:

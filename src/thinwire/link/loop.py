@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -23,7 +22,7 @@ class Loop:
         self.session, self._transport, self._now, self._finished = session, transport, runtime.now, finished
         self.wake = transport.wake
         self._commands: deque[Callable[[], None]] = deque()
-        self._lock, self._closed = threading.Lock(), False
+        self._lock, self._closed = runtime.lock(), False
         self.thread = runtime.thread(f"thinwire-link to {session.peer}", self._run)
 
     def call(self, command: Callable[[], None]) -> bool:

@@ -119,6 +119,18 @@ def list_of(form: Form, most: int) -> Form:
     return Form(f"a list of {form.text}", check)
 
 
+def pair(first: Form, second: Form = ANY) -> Form:
+    """Describe a list of two."""
+
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, list) or len(value) != 2:
+            raise ProtocolError(where, repr(value), f"{first.text} and {second.text}")
+        first.check(value[0], f"{where}[0]")
+        second.check(value[1], f"{where}[1]")
+
+    return Form(f"{first.text} and {second.text}", check)
+
+
 def table_of(form: Form, most: int) -> Form:
     """Describe an object with any names."""
 

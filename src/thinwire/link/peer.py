@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.config.registry import TRANSPORTS
 from thinwire.util.shown import shown
 
 STANDBYS = 2**20
@@ -14,7 +15,7 @@ HOST_LETTERS = 253
 
 @dataclass(frozen=True, order=True)
 class WorkerId:
-    """Where a worker stands."""
+    """Which stage of which replica a worker is."""
 
     replica: int
     stage: int
@@ -23,11 +24,11 @@ class WorkerId:
         return f"standby {self.stage}" if self.replica == STANDBYS else f"replica {self.replica} stage {self.stage}"
 
     def beside(self, side: int) -> WorkerId:
-        """Return the place before (-1) or behind (1) in the same replica."""
+        """Return the worker id before (-1) or behind (1) in the same replica."""
         return WorkerId(self.replica, self.stage + side)
 
     def sides(self, stages: int) -> dict[int, WorkerId]:
-        """Return the places before (-1) and behind (1) that there are in a replica of so many stages."""
+        """Return the worker ids before (-1) and behind (1) that there are in a replica of so many stages."""
         return {side: self.beside(side) for side in (-1, 1) if 0 <= self.stage + side < stages}
 
 
@@ -45,6 +46,23 @@ class Worker:
     def host_and_port(self) -> tuple[str, int]:
         assert self.address is not None
         return split_address(self.address)
+
+
+def check_address(address: str) -> None:
+    """Refuse what no transport understands: `host:port` goes over TCP, `NAME://...` over the transport of that name."""
+    name, separator, place = address.partition("://")
+    if not separator or name == "tcp":
+        split_address(address)
+    elif name not in TRANSPORTS.names():
+        known = ", ".join(TRANSPORTS.names())
+        raise ValueError(
+            f"address {shown(repr(address), 100)} is of an unknown transport; known are {known}: install the package of "
+            "that one, or write host:port for TCP"
+        )
+    elif not 0 < len(place) <= HOST_LETTERS or not place.isprintable():
+        raise ValueError(
+            f"address {shown(repr(address), 100)} has no place behind ://; write 1 to {HOST_LETTERS} printable characters there"
+        )
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,19 +1,21 @@
-"""The roster: which worker has which place, where it listens, and its certificate; and who stands by for a lost one.
+"""The roster: the workers of a run by their ids, where each listens, and its certificate; and who stands by for a lost one.
 
-A TOML file that people exchange. Which places standbys have taken since is not in it (`cluster/places.py`).
+A TOML file that people exchange. Which worker ids standbys hold by now is not in it (`cluster/places.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from thinwire.link.identity import certificate_of, written_anew
-from thinwire.link.peer import STANDBYS, Worker, WorkerId, split_address
+from thinwire.link.peer import STANDBYS, Worker, WorkerId, check_address
 from thinwire.util.files import atomic_file, read_small
 from thinwire.util.shown import shown
 
@@ -25,14 +27,11 @@ ROSTER_BYTES = 2**24
 
 @dataclass(frozen=True)
 class Roster:
-    """All workers of a run, by place, and those who stand by."""
+    """All workers of a run, by their ids, and those who stand by, as the file has them; it never changes."""
 
-    workers: dict[WorkerId, Worker]
-    """As the file has them: they name the run."""
+    workers: Mapping[WorkerId, Worker]
     standbys: tuple[Worker, ...] = ()
     """In the order in which they are asked."""
-    taken: dict[WorkerId, Worker] = field(default_factory=dict)
-    """Places that are a standby's by now."""
 
     @classmethod
     def of(cls, workers: Iterable[Worker], standbys: Iterable[Worker] = ()) -> Roster:
@@ -42,9 +41,13 @@ class Roster:
             if worker.id in entries:
                 raise ValueError(f"the roster has two entries for {worker.id}; remove one")
             entries[worker.id] = _plain(worker)
-        roster = cls(dict(sorted(entries.items())), tuple(map(_plain, standbys)))
+        roster = cls(MappingProxyType(dict(sorted(entries.items()))), tuple(map(_plain, standbys)))
         roster.check()
         return roster
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy, in another process too, be built and checked from the entries."""
+        return Roster.of, (tuple(self.workers.values()), self.standbys)
 
     def check(self) -> None:
         """Refuse what cannot work."""
@@ -63,9 +66,11 @@ class Roster:
                 )
             certificates[der] = worker_id
             if worker.address is None and worker_id.replica == STANDBYS:
-                raise ValueError(f'{worker_id} has no address, so nobody could ask it to take a place; give it an address = "host:port"')
+                raise ValueError(
+                    f'{worker_id} has no address, so nobody could ask it to replace a lost worker; give it an address = "host:port"'
+                )
             if worker.address is not None:
-                split_address(worker.address)
+                check_address(worker.address)
                 if worker.address in addresses:
                     raise ValueError(f"{worker_id} and {addresses[worker.address]} have the same address {worker.address}; change one")
                 addresses[worker.address] = worker_id
@@ -76,20 +81,24 @@ class Roster:
                 )
             neighbour = WorkerId(worker_id.replica, worker_id.stage + 1)
             if neighbour in self.workers:
-                self.listener(worker_id, neighbour)
+                listener_of(self.workers[worker_id], self.workers[neighbour])
+
+    @property
+    def run_name(self) -> str:
+        """Name the run by its members: all of them derive the same name."""
+        members = "\n".join(f"{worker_id} {worker.certificate.strip()}" for worker_id, worker in self.workers.items())
+        return hashlib.sha256(members.encode()).hexdigest()[:16]
 
     def worker(self, worker_id: WorkerId) -> Worker:
-        """Return who has a place now."""
+        """Return the entry of a worker id."""
         if worker_id not in self.workers:
             known = ", ".join(map(str, self.workers)) or "none"
             raise ValueError(f"the roster has no entry for {worker_id} (it has: {known}); add it")
-        return self.taken.get(worker_id) or self.workers[worker_id]
+        return self.workers[worker_id]
 
-    def called(self, worker_id: WorkerId) -> str:
-        """Call a place by the name of who has it now, if it has one: `attic (stage 1)`."""
-        worker = self.taken.get(worker_id) or next(
-            (each for each in (*self.workers.values(), *self.standbys) if each.id == worker_id), None
-        )
+    def called(self, worker_id: WorkerId, holder: Worker | None = None) -> str:
+        """Call a worker id by the name of its entry, or of a standby that is its holder, if that has one: `attic (stage 1)`."""
+        worker = holder or next((each for each in (*self.workers.values(), *self.standbys) if each.id == worker_id), None)
         if worker is None or worker.name is None:
             return str(worker_id)
         alone = worker_id.replica != STANDBYS and len({each.replica for each in self.workers}) == 1
@@ -100,21 +109,17 @@ class Roster:
         wanted = certificate_of(certificate)
         return next((each for each in self.standbys if certificate_of(each.certificate) == wanted), None)
 
-    def taken_by(self, worker_id: WorkerId, standby: Worker) -> Roster:
-        """Return the roster in which a standby has this place, and no other."""
-        others = {other: worker for other, worker in self.taken.items() if worker.certificate != standby.certificate}
-        return replace(self, taken=others | {worker_id: replace(standby, id=worker_id)})
 
-    def listener(self, first: WorkerId, second: WorkerId) -> WorkerId:
-        """Tell which of two workers listens: the lower one if it has an address, else the other."""
-        lower, upper = sorted((first, second))
-        for worker_id in (lower, upper):
-            if self.worker(worker_id).address is not None:
-                return worker_id
-        raise ValueError(
-            f"{lower} and {upper} are neighbours and neither has an address, so neither can reach the other: "
-            'give one of them an address = "host:port" that the other can reach'
-        )
+def listener_of(first: Worker, second: Worker) -> WorkerId:
+    """Tell which of two workers listens: the lower one if it has an address, else the other."""
+    lower, upper = sorted((first, second), key=lambda worker: worker.id)
+    for worker in (lower, upper):
+        if worker.address is not None:
+            return worker.id
+    raise ValueError(
+        f"{lower.id} and {upper.id} are neighbours and neither has an address, so neither can reach the other: "
+        'give one of them an address = "host:port" that the other can reach'
+    )
 
 
 def _plain(worker: Worker) -> Worker:

@@ -31,7 +31,7 @@ from thinwire.model.cut import cut_layers
 from thinwire.model.stage import Runner, Stage, build_stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline.inprocess import build_codec
-from thinwire.pipeline.static_stage import EngineModule, example_inputs
+from thinwire.pipeline.static_stage import EngineModule, example_inputs, payloads_of
 
 RUNS = 3
 """Timed runs of each block, of which the middle one counts."""
@@ -174,7 +174,7 @@ def observe(stage: Stage, codec: Codec, config: RunConfig, batch: int) -> BlockP
     stage.runner, stage.entries, stage.exits = observer, copy.deepcopy(stage.entries), copy.deepcopy(stage.exits)
     try:
         module = EngineModule(stage, config.train.dtype)
-        ids, *payload = example_inputs(module, codec, batch)
+        ids, *payload = example_inputs(module, payloads_of(module.stage, codec, batch), batch)
         module(ids, *payload, samples_B=torch.arange(batch, device=ids.device))
     finally:
         stage.runner, stage.entries, stage.exits = before

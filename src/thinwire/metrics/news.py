@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.link.peer import STANDBYS, WorkerId
-from thinwire.link.roster import Roster
 from thinwire.metrics.estimate import duration
 
 Report = Callable[[dict[str, Any]], None]
@@ -103,12 +102,12 @@ def rate(mbps: float) -> str:
     return f"{mbps:.1f} Mbit/s" if mbps < 100 else f"{mbps:,.0f} Mbit/s"
 
 
-def named(text: str, roster: Roster) -> str:
-    """Put the names that the roster has in the place of numbers."""
+def named(text: str, called: Callable[[WorkerId], str]) -> str:
+    """Put the names by which workers are called in the place of numbers."""
 
     def name(match: re.Match[str]) -> str:
         replica, stage, standby = match.groups()
-        return roster.called(WorkerId(STANDBYS, int(standby)) if standby else WorkerId(int(replica), int(stage)))
+        return called(WorkerId(STANDBYS, int(standby)) if standby else WorkerId(int(replica), int(stage)))
 
     return PLACE.sub(name, text)
 

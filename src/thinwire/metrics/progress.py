@@ -92,11 +92,15 @@ class Progress(Tracker):
         if self.live:
             self.live.console.print(Text(text))
         else:
-            print(text, file=self.stream, flush=True)
+            self._write(text)
 
     def print_line(self) -> None:
-        print(self.describe(), file=self.stream, flush=True)
+        self._write(self.describe())
         self.printed_at, self.pending = self.clock(), False
+
+    def _write(self, text: str) -> None:
+        self.stream.write(f"{text}\n")  # at once: several threads tell news, and `print` writes the end of a line by itself
+        self.stream.flush()
 
     def describe(self, columns: int | None = None) -> str:
         """Write the newest values in one line, in full words where the columns allow it; None: as many as it takes."""

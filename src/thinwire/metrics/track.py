@@ -108,3 +108,13 @@ def step_of_line(line: str) -> float:
         return json.loads(line)["step"]
     except (json.JSONDecodeError, KeyError, TypeError):
         return math.inf
+
+
+def last_loss(metrics: Path, step: int) -> float | None:
+    """Return the loss that the metrics file tells of a step that was done before this process was started."""
+    try:
+        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()[-1:]]
+    except (OSError, ValueError):
+        return None
+    found: list[Any] = [line.get("loss") for line in lines if isinstance(line, dict) and line.get("step") == step]
+    return found[0] if found and type(found[0]) is float else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.util.noise import sample_keys, uniform
+from thinwire.model.noise import sample_keys, uniform
 
 
 @dataclass(frozen=True)

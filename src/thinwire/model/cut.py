@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from thinwire.config.sections import ModelConfig
 
@@ -15,11 +16,11 @@ class StagePlan:
     count: int
     layers: range
 
-    @property
+    @cached_property
     def first(self) -> bool:
         return self.index == 0
 
-    @property
+    @cached_property
     def last(self) -> bool:
         return self.index == self.count - 1
 

@@ -19,8 +19,8 @@ from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.ends import Context, Measuring, Shared, StageCodec
 from thinwire.model.initial import EMBEDDING_STD, draw_normal
 from thinwire.model.names import EMBEDDING, HEAD, split_block_name
+from thinwire.model.noise import key
 from thinwire.model.stream import Stream
-from thinwire.util.noise import key
 
 
 class Runner:
@@ -69,14 +69,14 @@ class Stage(nn.Module):
         self.model, self.plan, self.seed, self.constrained = model, plan, seed, constrained
         self.architecture = find_architecture(model.architecture)
         self.runner = PLAIN
-        self.stream = codec.stream(plan)
+        width, sent_width, self.stream = codec.width, codec.sent_width, codec.stream(plan)
         if plan.first:
-            self.embedding = nn.Embedding(model.vocabulary, codec.width)
+            self.embedding = nn.Embedding(model.vocabulary, width)
         self.layers = nn.ModuleDict()
         for layer in plan.layers:
-            width = codec.width if layer < constrained else model.width
+            read = width if layer < constrained else model.width
             before_exit = layer == plan.layers.stop - 1 and not plan.last
-            self.layers[str(layer)] = self.architecture.block(model, layer, width, codec.sent_width if before_exit else width)
+            self.layers[str(layer)] = self.architecture.block(model, layer, read, sent_width if before_exit else read)
         if plan.last:
             self.norm = self.architecture.norm(model)
             self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
@@ -193,11 +193,9 @@ class Stage(nn.Module):
         for layer in self.plan.layers:
             stream = runner.run(partial(self._layer, layer, static, each), stream)
         if self.plan.last:
-            output: tuple[Tensor, ...] = (runner.run(partial(self._finish, static, targets_BT), stream),)
-        else:
-            output = tuple(tensor.contiguous() for tensor in self._end(self.exits)(stream, ids_BT, context))
+            stream = runner.run(partial(self._finish, static, targets_BT), stream)
         static.forget()
-        return output
+        return (stream,) if self.plan.last else self._end(self.exits)(stream, ids_BT, context)
 
     def _layer(self, layer: int, static: Static, each: Pass, stream: Tensor) -> Tensor:
         """Run one layer; on the last stage open the stream to D channels where the free layers begin."""
@@ -222,6 +220,11 @@ class Stage(nn.Module):
     def copies(self) -> list[Shared]:
         """List this stage's copies of what the stage before owns."""
         return [module for module in self.entries.modules() if isinstance(module, Shared)]
+
+    def drop_shared_gradients(self) -> None:
+        """Forget the gradients of what is shared with the neighbours: they count only in the steps after which it is updated."""
+        for shared in (*self.owned(), *self.copies()):
+            shared.weight.grad = None
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return by name the parameters that this stage's optimizer updates: all but those shared with a neighbour."""

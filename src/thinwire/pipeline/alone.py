@@ -20,7 +20,7 @@ class GroupAlone:
         self.peers = Peers(0, make_graph("complete", 1), {})
 
     def settle(self, own: Outcome, *, meeting: bool = True, alike: bool = False) -> Outcome:
-        return own
+        return own if meeting else own.alone()
 
     def announce(self, facts: dict[str, Any] | None, form: Form = ANY) -> dict[str, Any]:
         assert facts is not None, "only a first stage makes the facts"

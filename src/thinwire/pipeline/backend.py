@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.bits.raw import Direction, TensorSpec
+from thinwire.bits.raw import TensorSpec
 from thinwire.codecs.base import Codec
 from thinwire.link.contract import Contract, Flow, TensorForm
 from thinwire.link.frame import Channel, Dtype, Frame, Header, Kind
 from thinwire.link.link import Link
-from thinwire.pipeline.boundary import Slot, slots
+from thinwire.pipeline.boundary import DIRECTIONS, Slot, slots
 from thinwire.pipeline.meter import Meter
 
 NAME = "thinwire"
-DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 CODES = {
     torch.float64: Dtype.FP64,
     torch.float32: Dtype.FP32,
@@ -36,7 +36,7 @@ CODES = {
 
 
 def form(slot: Slot) -> TensorForm:
-    """Say a slot in the link's words."""
+    """Describe a slot as the link has it."""
     size = slot.spec.size(slot.direction)
     plain = size == TensorSpec.raw(slot.spec.shape, slot.spec.dtype).forward_bytes
     code = CODES.get(slot.spec.dtype, Dtype.RAW) if plain else Dtype.RAW
@@ -47,35 +47,56 @@ MESSAGE_BYTES = 2**24
 """Most bytes of a control message; the summary of a run lists a hash per tensor."""
 
 
-def boundary_contract(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, epoch: int = 0) -> Contract:
-    """Derive the link's contract towards the next stage (`downstream`) or the previous one."""
-    flows = {
-        direction: Flow.constant(
-            tuple(form(slot) for slot in slots(codec, batch, context, direction)), microbatches, consecutive=direction == "forward"
-        )
-        for direction in DIRECTIONS
-    }
-    contract = Contract(flows["forward"], flows["backward"], epoch, limits={Kind.STEP: MESSAGE_BYTES})
-    return contract if downstream else contract.mirrored()
+@dataclass(frozen=True)
+class BoundaryForm:
+    """What crosses the boundary to one neighbour, each way, for one microbatch; it is the same in every epoch."""
+
+    outgoing: tuple[Slot, ...]
+    incoming: tuple[Slot, ...]
+    sent: tuple[TensorForm, ...]
+    """What goes out, as the link has it."""
+    payload: tuple[TensorSpec, ...]
+    """What crosses besides the ids."""
+    tokens: int
+    contract: Contract
+    """What the link may carry, in epoch 0."""
+
+
+def boundary_form(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool) -> BoundaryForm:
+    """Derive the form of the boundary to the next stage (`downstream`) or the previous one from the codec there."""
+    each = slots(codec, batch, context)
+    forward, backward = (tuple(map(form, each[direction])) for direction in DIRECTIONS)
+    flows = Flow.constant(forward, microbatches), Flow.constant(backward, microbatches, consecutive=False)
+    contract = Contract(*flows, limits={Kind.STEP: MESSAGE_BYTES})
+    payload = tuple(slot.spec for slot in each["backward"])
+    if downstream:
+        return BoundaryForm(each["forward"], each["backward"], forward, payload, batch * context, contract)
+    return BoundaryForm(each["backward"], each["forward"], backward, payload, batch * context, contract.mirrored())
 
 
 class Port:
     """One neighbour: number, pack and send what leaves; receive, check and unpack what comes."""
 
     def __init__(
-        self, link: Link, codec: Codec, outgoing: Sequence[Slot], incoming: Sequence[Slot], tokens: int, version: Callable[[], int]
+        self,
+        link: Link,
+        codec: Codec,
+        outgoing: Sequence[Slot],
+        incoming: Sequence[Slot],
+        tokens: int,
+        forms: Sequence[TensorForm] | None = None,
     ) -> None:
-        """Carry these tensors each way, so many tokens at a time; `version` tells the basis in use."""
-        self.link, self.codec, self.outgoing, self.incoming, self.tokens, self.version = link, codec, outgoing, incoming, tokens, version
+        """Carry these tensors each way, so many tokens at a time; `forms` are those of the outgoing ones, where they are known."""
+        self.link, self.codec, self.outgoing, self.incoming, self.tokens = link, codec, outgoing, incoming, tokens
+        self.forms = forms or [form(slot) for slot in outgoing]
         self.meter = Meter()
-        self.counting = True
         self.posted: deque[Receipt] = deque()
         self.begin(0)
 
-    def begin(self, number: int, counting: bool = True) -> None:
-        """Start run `number` of the engine (a step or an evaluation): both ends count the frames of a run alike."""
+    def begin(self, number: int, *, version: int = 0, counting: bool = True) -> None:
+        """Start run `number` of the engine (a step or an evaluation) in a version of the basis: both ends count its frames alike."""
         assert not self.posted, "receives of the run before are still posted"
-        self.number, self.counting, self.sent, self.taken = number, counting, 0, 0
+        self.number, self.version, self.counting, self.sent, self.taken = number, version, counting, 0, 0
 
     def send(self, tensor: Tensor) -> None:
         started = time.perf_counter()
@@ -84,9 +105,7 @@ class Port:
         data = slot.pack(self.codec, tensor.detach())
         self.sent += 1
         self.meter.encode_seconds += time.perf_counter() - started
-        if self.counting:
-            self._count(slot, len(data))
-        wanted = form(slot)
+        wanted = self.forms[index]
         header = Header(
             Kind.DATA,
             Channel.BOUNDARY,
@@ -94,15 +113,18 @@ class Port:
             step=self.number,
             microbatch=microbatch,
             tensor=index,
-            basis_version=self.version(),
+            basis_version=self.version,
             dtype=wanted.dtype,
             dims=wanted.dims,
             length=len(data),
             total=len(data),
         )
         self.link.send(Frame(header, data))
+        self._count(slot, len(data))
 
     def _count(self, slot: Slot, size: int) -> None:
+        if not self.counting:
+            return
         if slot.direction == "backward":
             self.meter.backward += size
             return
@@ -119,23 +141,20 @@ class Port:
     def take(self) -> Tensor:
         """Receive the next tensor of the run."""
         started = time.perf_counter()
-        frame = self.link.receive(Channel.BOUNDARY, basis_version=self.version())
+        frame = self.link.receive(Channel.BOUNDARY, basis_version=self.version)
         arrived = time.perf_counter()
         slot = self.incoming[self.taken % len(self.incoming)]
-        tensor = slot.unpack(self.codec, frame.payload)
         self.taken += 1
-        if self.counting:
-            self._count(slot, len(frame.payload))
+        self._count(slot, len(frame.payload))
+        tensor = slot.unpack(self.codec, frame.payload)
         self.meter.wait_seconds += arrived - started
         self.meter.decode_seconds += time.perf_counter() - arrived
         return tensor
 
 
-def boundary_port(link: Link, codec: Codec, batch: int, context: int, *, downstream: bool, version: Callable[[], int]) -> Port:
-    """Make the port towards the next stage (`downstream`) or the previous one for microbatches of this form."""
-    forward, backward = (slots(codec, batch, context, direction) for direction in DIRECTIONS)
-    outgoing, incoming = (forward, backward) if downstream else (backward, forward)
-    return Port(link, codec, outgoing, incoming, batch * context, version)
+def boundary_port(link: Link, codec: Codec, form: BoundaryForm) -> Port:
+    """Make the port to a neighbour."""
+    return Port(link, codec, form.outgoing, form.incoming, form.tokens, form.sent)
 
 
 class Receipt(dist.Work):
@@ -196,4 +215,7 @@ def open_group(world_rank: int, size: int, ports: Mapping[int, Port]) -> dist.Pr
 def close_group() -> None:
     """Forget the group, so that another can be made."""
     if dist.is_initialized():
+        group = dist.group.WORLD
         dist.destroy_process_group()
+        if isinstance(group, LinkGroup):  # torch keeps it for longer, and it must not keep the stage
+            group.ports.clear()

@@ -13,6 +13,8 @@ from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw
 from thinwire.codecs.base import Codec, WireSpec
 from thinwire.pipeline.meter import Meter
 
+DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -58,11 +60,11 @@ def checked_ids(ids_BT1: Tensor, vocabulary: int) -> Tensor:
     return ids_BT1
 
 
-def slots(codec: Codec, batch: int, context: int, direction: Direction) -> tuple[Slot, ...]:
+def slots(codec: Codec, batch: int, context: int) -> dict[Direction, tuple[Slot, ...]]:
     """List what crosses a boundary for one microbatch: ids and payload forward, the payload's gradient backward."""
-    payload = tuple(Slot(spec, index, direction) for index, spec in enumerate(codec.spec(batch, context).tensors))
-    ids = Slot(ids_spec(batch, context, codec.model.vocabulary), None, direction)
-    return (ids, *payload) if direction == "forward" else payload
+    tensors, ids = codec.spec(batch, context).tensors, ids_spec(batch, context, codec.model.vocabulary)
+    forward, backward = (tuple(Slot(spec, index, way) for index, spec in enumerate(tensors)) for way in DIRECTIONS)
+    return {"forward": (Slot(ids, None, "forward"), *forward), "backward": backward}
 
 
 class Boundary:
@@ -70,8 +72,9 @@ class Boundary:
 
     def __init__(self, codec: Codec, batch: int, time: int) -> None:
         self.codec = codec
-        self.ids_slot, *payload = slots(codec, batch, time, "forward")
-        self.payload = {"forward": payload, "backward": slots(codec, batch, time, "backward")}
+        each = slots(codec, batch, time)
+        self.ids_slot, *payload = each["forward"]
+        self.payload = {"forward": payload, "backward": each["backward"]}
         self.spec: WireSpec = codec.spec(batch, time)
         self.meter = Meter()
 

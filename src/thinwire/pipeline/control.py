@@ -6,18 +6,18 @@ stages are joined in a tree with replica 0 at its root, and all that all workers
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any, NoReturn
 
 from thinwire.link.errors import ProtocolError
 from thinwire.link.frame import Channel, Frame, Kind
 from thinwire.link.link import Link
-from thinwire.link.message import ANY, FLAG, Form, decode_message, fields, list_of, number, optional, whole
+from thinwire.link.message import ANY, FLAG, Form, decode_message, fields, list_of, number, optional, pair, whole
 from thinwire.pipeline import forms
 from thinwire.pipeline.meter import Meter
 from thinwire.pipeline.outcome import Outcome
@@ -100,11 +100,10 @@ class Control:
 
     def gather(self, own: Any, form: Form = ANY) -> list[Any]:
         """Collect what every worker says of itself, replica by replica, first stage first; everyone returns the list."""
-        form = fields({"workers": list_of(of_worker(form), MOST_WORKERS)})
         workers: list[Any] = [[self.replica, own]]
         for link in (self.right, *self.tree.children.values()):
             workers += [] if link is None else self._workers(link, form)
-        everyone = {"workers": sorted(workers, key=lambda worker: worker[0])}  # stages are in order, and stay so
+        everyone = {"workers": sorted(workers, key=itemgetter(0))}  # stages are in order, and stay so
         if self._above is not None:
             self.send(self._above, everyone)
             everyone = {"workers": self._workers(self._above, form)}
@@ -113,13 +112,19 @@ class Control:
             refuse(self._above or self.right, ProtocolError("workers", dict(sizes), "as many of each replica, in order"))
         if self.workers not in (None, len(everyone["workers"])):
             refuse(self._above or self.right, ProtocolError("workers", len(everyone["workers"]), self.workers))
+        said = [part for _, part in everyone["workers"]]
         for link in self._below:
             self.send(link, everyone)
-        return [part for _, part in everyone["workers"]]
+        return said
 
     def _workers(self, link: Link, form: Form) -> list[Any]:
         """Receive what workers say of themselves, each with its replica."""
-        workers: list[Any] = self.receive(link, form)["workers"]
+        workers: list[Any] = self.receive(link, EVERYONE)["workers"]
+        try:
+            for index, (_, said) in enumerate(workers):
+                form.check(said, f"message.workers[{index}][1]")
+        except ProtocolError as error:
+            refuse(link, error)
         return workers
 
     @property
@@ -149,7 +154,7 @@ class Control:
 
     def _outcome(self, link: Link) -> Outcome:
         """Receive an outcome."""
-        return decode_outcome(self.receive(link, OUTCOME, "outcome"))
+        return _outcome_of(self.receive(link, OUTCOME, "outcome"))
 
     def basis_downstream(self, data: bytes | None) -> bytes:
         """Pass the first basis on from stage 0 of replica 0; everyone returns its bytes."""
@@ -219,25 +224,19 @@ FIELDS = {
     "stopper": whole(-1, MOST_WORKERS),
     "timed_out": FLAG,
 }
+EVERYONE = fields({"workers": list_of(pair(whole(0, MOST_WORKERS)), MOST_WORKERS)})
+"""What workers say of themselves, each with the number of its replica."""
 OUTCOME = fields(FIELDS)
 """The form of an outcome. A loss or a norm that is no number is for training to judge: it has diverged."""
 
 
 def decode_outcome(message: dict[str, Any]) -> Outcome:
     """Read an outcome that came over a link, refusing anything else."""
-    assert FIELDS.keys() == {field.name for field in dataclasses.fields(Outcome)}
     OUTCOME.check(message, "outcome")
+    return _outcome_of(message)
+
+
+def _outcome_of(message: dict[str, Any]) -> Outcome:
+    """Make an outcome from a message of its form."""
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in message.items()}
     return Outcome(**values)
-
-
-def of_worker(form: Form) -> Form:
-    """Describe what one worker says, behind the number of its replica."""
-
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, list) or len(value) != 2:
-            raise ProtocolError(where, repr(value), "a replica and what a worker of it says")
-        whole(0, MOST_WORKERS).check(value[0], f"{where}[0]")
-        form.check(value[1], f"{where}[1]")
-
-    return Form(form.text, check)

@@ -124,10 +124,10 @@ class WorkerWriter:
 
     def __init__(self, reader: Reader, codec: Codec, left: Link | None, right: Link | None) -> None:
         self.reader = reader
-        layers, version = reader.stage.plan.layers, reader.stage.stream.version
+        layers, self.version = reader.stage.plan.layers, reader.stage.stream.version
         before, behind = codec.at(layers.start), codec.at(layers.stop)
-        self.left = {time: _port(left, before, time, version, downstream=False) for time in (CHUNK, 1)} if left else None
-        self.right = {time: _port(right, behind, time, version, downstream=True) for time in (CHUNK, 1)} if right else None
+        self.left = {time: _port(left, before, time, downstream=False) for time in (CHUNK, 1)} if left else None
+        self.right = {time: _port(right, behind, time, downstream=True) for time in (CHUNK, 1)} if right else None
         self.meters = [self.right[1].meter] if self.right else []
         """Payload bytes of new tokens at the boundary behind this stage."""
 
@@ -151,7 +151,7 @@ class WorkerWriter:
     def _begin(self, step: int, time: int) -> None:
         for side in (self.left, self.right):
             if side:
-                side[time].begin(step)
+                side[time].begin(step, version=self.version)
 
     def _step(self, ids: list[int] | None, count: int, time: int) -> tuple[Tensor, ...]:
         """Read the next tokens with this stage: its ids, where they are not known, and its payload come from the left."""
@@ -167,8 +167,8 @@ class WorkerWriter:
         return output
 
 
-def _port(link: Link, codec: Codec, time: int, version: int, *, downstream: bool) -> Port:
+def _port(link: Link, codec: Codec, time: int, *, downstream: bool) -> Port:
     """Make the port for so many tokens at a time towards the next stage (`downstream`) or the previous one."""
     forward, backward = forward_slots(codec, time), (chosen_slot(codec),)
     outgoing, incoming = (forward, backward) if downstream else (backward, forward)
-    return Port(link, codec, outgoing, incoming, time, lambda: version)
+    return Port(link, codec, outgoing, incoming, time)

@@ -12,33 +12,35 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from thinwire.codecs.base import Codec
 from thinwire.config.sections import Dtype
 from thinwire.model.stage import Stage
 from thinwire.pipeline.schedule import ScheduleName, make_schedule
-from thinwire.pipeline.static_stage import IDS_DTYPE, EngineModule, example_inputs, static_stage
+from thinwire.pipeline.static_stage import IDS_DTYPE, EngineModule, Payloads, example_inputs, static_stage
 
 
 class Engine:
     """Run this worker's part of every step."""
 
-    def __init__(self, stage: Stage, codec: Codec, group: ProcessGroup, microbatch: int, microbatches: int, dtype: Dtype = "fp32") -> None:
-        self.stage, self.codec, self.group = stage, codec, group
+    def __init__(
+        self, stage: Stage, payloads: Payloads, group: ProcessGroup, microbatch: int, microbatches: int, dtype: Dtype = "fp32"
+    ) -> None:
+        """Run microbatches of so many sequences, with these payloads at the boundaries of the stage."""
+        self.stage, self.payloads, self.group = stage, payloads, group
         self.microbatch, self.microbatches = microbatch, microbatches
         self.module = EngineModule(stage, dtype)
-        self.device = stage.device
+        self.device = self.module.device
         self.batch = microbatch * microbatches
 
     def rebuild(self, schedule: ScheduleName, in_flight: Sequence[int]) -> None:
         """Make stage and schedule objects anew; needed at the start and after any exception."""
-        wrapped = static_stage(self.module, self.codec, self.microbatch, self.group)
+        wrapped = static_stage(self.module, self.payloads, self.microbatch, self.group)
         self.schedule = make_schedule(schedule, wrapped, self.microbatches, in_flight, self._share)
 
     def measure(self) -> float:
         """Return the seconds of forward and backward of one microbatch, the second time it runs; leave no gradient behind."""
         self.module.learning = False  # the state of codecs must not learn from examples
         for _ in range(2):
-            ids, *payload = example_inputs(self.module, self.codec, self.microbatch)
+            ids, *payload = example_inputs(self.module, self.payloads, self.microbatch)
             started = time.perf_counter()
             samples_B = torch.arange(self.microbatch, device=self.device)
             output = self.module(ids, *payload, samples_B=samples_B)
@@ -55,7 +57,7 @@ class Engine:
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients of the batch's mean loss; the last stage returns the loss, the others None."""
         losses = self._run(batch_BT1, step, first_sample, learning=True)
-        return sum(float(loss.detach()) for loss in losses) if self.stage.plan.last else None
+        return sum(float(loss.detach()) for loss in losses) if self.module.last else None
 
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0) -> list[float]:

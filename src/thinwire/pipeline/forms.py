@@ -42,6 +42,8 @@ ABOUT_ROWS = fields({"rows": whole(1, 2**31), "bytes_per_token": optional(number
 FINGERPRINT = fields({"fingerprint": ANY})
 BASIS = fields({"basis": ANY})
 HELD = fields({"checkpoints": CHECKPOINTS})
+IN_FLIGHT = optional(whole(1, 2**31))
+"""Most microbatches that a stage has the memory for; null: any number."""
 ENDING = fields({"saved": STEPS, "copied": FLAG})
 """Which steps a worker has on its disk when the run has ended, and whether it has the copies of the last one."""
 PIECE, PIECES = 4000, 2000

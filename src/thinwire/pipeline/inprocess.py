@@ -43,12 +43,6 @@ def gradient_of(shared: Shared) -> Tensor:
     return torch.zeros_like(shared.weight.data) if gradient is None else gradient.clone()
 
 
-def drop_shared_gradients(stage: Stage) -> None:
-    """Forget the gradients of what a stage shares with its neighbours: they count only in the steps after which it is updated."""
-    for shared in (*stage.owned(), *stage.copies()):
-        shared.weight.grad = None
-
-
 class Pipeline:
     """Run microbatches through the stages and their boundaries."""
 
@@ -71,26 +65,31 @@ class Pipeline:
         losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
         return sum(losses)
 
-    def move_basis(self, step: int) -> list[Tensor]:
-        """Let all stages go over to the basis that the last one proposes, if the codec moves it after this step."""
-        if not self.codec.moves_after(step):
-            return []
+    def update_shared(self, step: int, rate_factor: float) -> list[Tensor]:
+        """Change what stages share, if the codec does so after this step; return their rotations to a new basis."""
+        moves, shares = self.codec.moves_after(step), self.codec.shares_after(step)
+        rotations = self._move_basis() if moves else []
+        if shares:
+            self._update_copies(rate_factor)
+        for stage in self.stages:
+            stage.drop_shared_gradients()
+        return rotations
+
+    def _move_basis(self) -> list[Tensor]:
+        """Let all stages go over to the basis that the last one proposes."""
         basis_DK = self.codec.propose_basis(self.stages[-1].stream)
         return [stage.stream.go_over(basis_DK, stage.stream.version + 1) for stage in self.stages]
 
-    def update_shared(self, step: int, rate_factor: float) -> None:
-        """Update what both sides of a boundary share."""
-        if self.codec.shares_after(step):
-            for boundary, before, behind in zip(self.boundaries, self.stages, self.stages[1:], strict=False):
-                for owner, copy in zip(before.owned(), behind.copies(), strict=True):
-                    gradient = gradient_of(owner)
-                    gradient += gradient_of(copy)
-                    owner.update(gradient, rate_factor)
-                    copy.weight.data.copy_(owner.weight.data)
-                    boundary.meter.forward += gradient.nbytes
-                    boundary.meter.backward += gradient.nbytes
-        for stage in self.stages:
-            drop_shared_gradients(stage)
+    def _update_copies(self, rate_factor: float) -> None:
+        """Update what both sides of a boundary share with the sum of their gradients."""
+        for boundary, before, behind in zip(self.boundaries, self.stages, self.stages[1:], strict=False):
+            for owner, copy in zip(before.owned(), behind.copies(), strict=True):
+                gradient = gradient_of(owner)
+                gradient += gradient_of(copy)
+                owner.update(gradient, rate_factor)
+                copy.weight.data.copy_(owner.weight.data)
+                boundary.meter.forward += gradient.nbytes
+                boundary.meter.backward += gradient.nbytes
 
     def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
         """Return how many microbatches each stage keeps in flight: they go through one at a time."""

@@ -23,12 +23,12 @@ class Links:
 
     left: Link | None
     right: Link | None
-    across: Mapping[int, Link]
+    replicas: Mapping[int, Link]
     """By replica."""
 
     def everyone(self) -> list[Link]:
         """Return all of them."""
-        return [link for link in (self.left, self.right, *self.across.values()) if link is not None]
+        return [link for link in (self.left, self.right, *self.replicas.values()) if link is not None]
 
 
 class LinkWire:
@@ -47,17 +47,17 @@ class LinkWire:
         return bytes(frame.payload)
 
 
-def exchange_contract(epoch: int) -> Contract:
+def exchange_contract() -> Contract:
     """Say what a link between copies of a stage may carry."""
-    return Contract(epoch=epoch, exchange_bytes=CHUNK_BYTES, limits={Kind.STEP: MESSAGE_BYTES})
+    return Contract(exchange_bytes=CHUNK_BYTES, limits={Kind.STEP: MESSAGE_BYTES})
 
 
 def join_peers(config: RunConfig, replica: int, links: Links, parameters: int) -> Peers:
     """Reach the copies of a stage of so many parameters."""
-    graph = make_graph(config.replicas.graph, config.replicas.count)
+    wires = {other: LinkWire(link) for other, link in links.replicas.items()}
     # More than any method sends: parameters and two moments of every replica, eight bytes each, on their way along the tree.
     largest = config.replicas.count * 32 * parameters + CHUNK_BYTES
-    return Peers(replica, graph, {other: LinkWire(link) for other, link in links.across.items()}, largest)
+    return Peers(replica, make_graph(config.replicas.graph, config.replicas.count), wires, largest)
 
 
 def join_group(config: RunConfig, worker: WorkerId, links: Links, abandon: Callable[[], None], parameters: int = 0) -> Control:
@@ -67,6 +67,6 @@ def join_group(config: RunConfig, worker: WorkerId, links: Links, abandon: Calla
     tree = Tree()
     if links.left is None:
         parent, children = peers.graph.parents[replica], peers.graph.children(replica)
-        tree = Tree(None if parent is None else links.across[parent], {child: links.across[child] for child in children})
+        tree = Tree(None if parent is None else links.replicas[parent], {child: links.replicas[child] for child in children})
     number, count = replica * stages + worker.stage, config.replicas.count * stages
     return Control(links.left, links.right, tree, replica, number=number, workers=count, peers=peers, abandon=abandon)

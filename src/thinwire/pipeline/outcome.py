@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 EVALUATION = -1
@@ -80,7 +81,7 @@ class Outcome:
         """Return the outcome of a replica that meets no other at this step: it neither stops nor concerns itself with checkpoints."""
         return replace(self, stop=False, saved=(), copied=(), uncopied=(), save=False, stopper=-1, timed_out=False)
 
-    @property
+    @cached_property
     def norm(self) -> float:
         return math.sqrt(self.squared_norm) if self.squared_norm >= 0 else math.nan
 

@@ -43,12 +43,11 @@ class Compute(Protocol):
         """Return the mean loss of `rows` sequences after so many steps where the last stage is, else None; nothing is learnt or counted."""
         ...
 
-    def move_basis(self, step: int) -> list[Tensor]:
-        """Let all stages go over to a new basis if the codec moves it after this step; return each stage's rotation, none if it stays."""
-        ...
+    def update_shared(self, step: int, rate_factor: float) -> list[Tensor]:
+        """Change alike what stages share where the codec does so after this step; return each stage's rotation to a new basis, if any.
 
-    def update_shared(self, step: int, rate_factor: float) -> None:
-        """Let both sides of every boundary update alike what they share, if the codec does so after this step; drop its gradients."""
+        All stages share the basis, both sides of a boundary some parameters, whose gradients are dropped.
+        """
         ...
 
     def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,17 +11,15 @@ from torch import Tensor
 
 from thinwire.bits.raw import TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.config.sections import RunConfig
-from thinwire.link.contract import Contract
 from thinwire.link.link import Link
-from thinwire.link.message import optional, whole
 from thinwire.link.probe import probe
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import Stage, build_stage
 from thinwire.pipeline import forms
-from thinwire.pipeline.backend import Port, boundary_contract, boundary_port, open_group
+from thinwire.pipeline.backend import BoundaryForm, Port, boundary_form, boundary_port, open_group
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.engine import Engine
-from thinwire.pipeline.inprocess import build_codec, drop_shared_gradients, gradient_of
+from thinwire.pipeline.inprocess import build_codec, gradient_of
 from thinwire.pipeline.links import Links
 from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.outcome import Outcome, of_replica
@@ -35,6 +34,16 @@ PROBE_BYTES = 64 * 2**10
 Report = Callable[[dict[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a worker found out in one epoch, and need not in the next."""
+
+    timing: Outcome | None = None
+    """What the schedule was made from."""
+    boundaries: Mapping[int, BoundaryForm] | None = None
+    """What crosses the boundaries of its stage, before (-1) and behind (1) it."""
+
+
 class WorkerPipeline:
     """Run one stage in step with its neighbours."""
 
@@ -44,14 +53,15 @@ class WorkerPipeline:
     timing: Outcome
     """What the schedule was made from: the slowest link and stage."""
 
-    def __init__(self, config: RunConfig, index: int, device: torch.device) -> None:
-        """Make the stage; `open` joins it with the others."""
+    def __init__(self, config: RunConfig, index: int, device: torch.device, known: Known | None = None) -> None:
+        """Make the stage; `open` joins it with the others. `known` is of the epoch before."""
         self.config, self.codec, self.microbatch = config, build_codec(config), config.microbatch
-        ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-        stage: Stage = build_stage(config.model, ranges, index, self.codec, config.seed).to(device)
+        stage = self.make_stage(index).to(device)
         self.stages = [stage]
         self.cuts = {-1: self.codec.at(stage.plan.layers.start), 1: self.codec.at(stage.plan.layers.stop)}
         """The codecs of the boundaries before and behind the stage."""
+        self.before = known or Known()
+        self.boundaries = self.before.boundaries or self._boundaries()
         self.ports: dict[int, Port] = {}
         """By the number of the neighbour."""
         self.runs = 0
@@ -60,34 +70,46 @@ class WorkerPipeline:
         """Microbatches that each stage of the replica keeps in flight."""
         self.sent_before: dict[int, int] = {}
 
-    def contract(self, side: int, epoch: int = 0) -> Contract:
-        """Say what the link to the neighbour before (-1) or behind (1) the stage may carry in an epoch."""
-        microbatches, context = self.config.pipeline.microbatches, self.config.model.context
-        return boundary_contract(self.cuts[side], self.microbatch, context, microbatches, downstream=side > 0, epoch=epoch)
+    def make_stage(self, index: int) -> Stage:
+        """Make what is trained here."""
+        ranges = cut_layers(self.config.model.layers, self.config.pipeline.stages, self.config.pipeline.split)
+        return build_stage(self.config.model, ranges, index, self.codec, self.config.seed)
 
-    def open(self, links: Links, group: Control, timing: Outcome | None = None, report: Report = lambda event: None) -> None:
+    def make_engine(self, stage: Stage) -> Engine:
+        """Make what computes it, over the ports to its neighbours."""
+        processes = open_group(stage.plan.index, stage.plan.count, self.ports)
+        payloads = {side: form.payload for side, form in self.boundaries.items()}
+        return Engine(stage, payloads, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
+
+    def _boundaries(self) -> dict[int, BoundaryForm]:
+        plan, microbatches, context = self.stages[0].plan, self.config.pipeline.microbatches, self.config.model.context
+        sides = [side for side, missing in ((-1, plan.first), (1, plan.last)) if not missing]
+        return {side: boundary_form(self.cuts[side], self.microbatch, context, microbatches, downstream=side > 0) for side in sides}
+
+    def open(self, links: Links, group: Control, report: Report = lambda event: None) -> None:
         """Join the other stages over the opened links of an epoch: share basis and parameters, and agree on the schedule.
 
-        `timing` is what the schedule was made from in the epoch before; `report` is told what the line was found to carry.
+        `report` is told what the line was found to carry.
         """
         (stage,) = self.stages
-        index, form = stage.plan.index, (self.microbatch, self.config.model.context)
+        index = stage.plan.index
         self.links, self.group = links, group
         self.ports = {
-            index + side: boundary_port(link, self.cuts[side], *form, downstream=side > 0, version=lambda: stage.stream.version)
+            index + side: boundary_port(link, self.cuts[side], self.boundaries[side])
             for side, link in ((-1, links.left), (1, links.right))
             if link is not None
         }
         self.waits = Traffic([group.meter, *(port.meter for port in self.ports.values())])
-        self._share_basis(stage)
-        self._share_copies(stage)
-        processes = open_group(index, stage.plan.count, self.ports)
-        self.engine = Engine(stage, self.codec, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
-        self._schedule(links.right, timing, report)
+        self._share(stage)
+        self.engine = self.make_engine(stage)
+        self._schedule(links.right, report)
 
-    def _share_basis(self, stage: Stage) -> None:
-        """Use the basis that stage 0 made, to the last bit, and make sure that all stages know the same frozen features."""
-        basis = stage.stream.basis()
+    def _share(self, stage: Stage) -> None:
+        """Use the basis that stage 0 made, to the last bit, and the owners' values of what both sides of a boundary use.
+
+        QR differs in its last bits between CPUs. All stages must know the same frozen features.
+        """
+        basis, owned, copies = stage.stream.basis(), stage.owned(), stage.copies()
         if basis is not None:
             spec = TensorSpec.raw(tuple(basis.shape), basis.dtype)
             data = self.group.basis_downstream(raw_bytes(basis) if stage.plan.first else None)
@@ -98,14 +120,11 @@ class WorkerPipeline:
             raise ValueError(
                 f"stage {stage.plan.index} does not agree with stage 0 on basis and fixed features; use the same version of thinwire"
             )
-
-    def _share_copies(self, stage: Stage) -> None:
-        """Start from the owner's value of what both sides of a boundary use: QR differs in its last bits between CPUs."""
-        for owner in stage.owned():
+        for owner in owned:
             first, *_ = self.group.peers.gather(raw_bytes(owner.weight))  # replica 0's
             owner.weight.data.copy_(from_raw_bytes(first, TensorSpec.raw(tuple(owner.weight.shape), owner.weight.dtype)))
             self.group.send_tensor(self.group.right, raw_bytes(owner.weight))
-        for copy in stage.copies():
+        for copy in copies:
             copy.weight.data.copy_(self._receive_like(copy.weight.data, self.group.left))
 
     def _measure_link(self, right: Link | None, report: Report) -> tuple[float, float]:
@@ -117,9 +136,9 @@ class WorkerPipeline:
         size = sum(slot.spec.size(slot.direction) * slot.spec.usual for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
         return rtt / 2, size / rate
 
-    def _schedule(self, right: Link | None, timing: Outcome | None, report: Report) -> None:
+    def _schedule(self, right: Link | None, report: Report) -> None:
         """Make the schedule, as deep as the slowest link and stage ask for; all stages must agree on it."""
-        slowest = self.group.settle(timing or self._measure(right, report), meeting=False)
+        slowest = self.group.settle(self.before.timing or self._measure(right, report), meeting=False)
         if slowest.turn_seconds == UNKNOWN.turn_seconds:  # nobody remembers: all were replaced
             slowest = self.group.settle(self._measure(right, report), meeting=False)
         self.timing = slowest
@@ -137,13 +156,14 @@ class WorkerPipeline:
         return Outcome(START, None, 0.0, turn_seconds=turn, delay_seconds=latency + transmission)
 
     def _begin(self, counting: bool) -> None:
+        version = self.stages[0].stream.version  # which moves between runs alone
         for port in self.ports.values():
-            port.begin(self.runs, counting)
+            port.begin(self.runs, version=version, counting=counting)
         self.runs += 1
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
-        for link in self.links.everyone():
+        for link in self.links.replicas.values():
             if link.error is not None:  # one that this step may not need: whoever was replaced there must not wait until one does
                 raise link.error
         self._begin(counting=True)
@@ -172,7 +192,9 @@ class WorkerPipeline:
 
     def bound_in_flight(self, limits: Sequence[int] | None) -> list[int]:
         """Agree with all stages on the microbatches in flight, at most so many here; return what each stage keeps."""
-        everyone = self.group.gather(limits and limits[0], optional(whole(1, 2**31)))
+        everyone = self.group.gather(limits and limits[0], forms.IN_FLIGHT)
+        if not any(everyone):  # nobody has a limit
+            return self.in_flight
         in_flight = within(self.in_flight, of_replica(everyone, self.group.replica, self.stages[0].plan.count))
         if in_flight != self.in_flight:
             self.in_flight = in_flight
@@ -182,20 +204,18 @@ class WorkerPipeline:
     def figures(self, seconds: float) -> dict[str, float]:
         """Return what there is to tell of the last step: of links the Mbit/s sent to each neighbour, socket bytes counted."""
         index, peers = self.stages[0].plan.index, self.group.peers
+        sent: dict[str, float] = {}
         spans = self.waits.take_seconds()
-        spans["wait_seconds"] += peers.take_wait()
+        if peers.count > 1:
+            spans["wait_seconds"] += peers.take_wait()
+            sent["exchange_bytes"] = peers.take_sent()
+        for peer, port in self.ports.items():
+            rate = (port.link.meter.sent.socket - self.sent_before[peer]) * 8e-6 / seconds
+            sent["left_mbps" if peer < index else "right_mbps"] = rate
         seen = Traffic([self.ports[beside].meter for beside in (index + 1, index - 1) if beside in self.ports][:1])
-        return {
-            "bytes_per_token": seen.per_token("forward") + seen.per_token("backward"),
-            "compute_seconds": seconds - sum(spans.values()),
-            **spans,
-            **self.stages[0].figures(),
-            **({"exchange_bytes": peers.take_sent()} if peers.count > 1 else {}),
-            **{
-                f"{'left' if peer < index else 'right'}_mbps": (port.link.meter.sent.socket - self.sent_before[peer]) * 8e-6 / seconds
-                for peer, port in self.ports.items()
-            },
-        }
+        size = seen.per_token("forward") + seen.per_token("backward")
+        compute = seconds - sum(spans.values())
+        return {"bytes_per_token": size, "compute_seconds": compute, **spans, **self.stages[0].figures(), **sent}
 
     def totals(self) -> list[dict[str, Any]]:
         """Return what this worker reports: the boundary behind its stage is its own, the one before it the previous stage's."""
@@ -203,10 +223,17 @@ class WorkerPipeline:
         links = [link.meter.snapshot() for link in self.links.everyone()]
         return [{"boundary": behind and behind.meter.counts(), "links": links, "exchange": self.group.peers.sent}]
 
-    def move_basis(self, step: int) -> list[Tensor]:
-        """Go over to the basis that the last stage proposes, if the codec moves it after this step."""
-        if not self.codec.moves_after(step):
-            return []
+    def update_shared(self, step: int, rate_factor: float) -> list[Tensor]:
+        """Change what stages share, if the codec does so after this step; return the rotation to a new basis."""
+        moves, shares = self.codec.moves_after(step), self.codec.shares_after(step)
+        rotations = self._move_basis() if moves else []
+        if shares:
+            self._update_copies(rate_factor)
+        self.stages[0].drop_shared_gradients()
+        return rotations
+
+    def _move_basis(self) -> list[Tensor]:
+        """Go over to the basis that the last stage proposes."""
         stream = self.stages[0].stream
         basis = stream.basis()
         assert basis is not None
@@ -215,13 +242,7 @@ class WorkerPipeline:
         basis_DK = from_raw_bytes(self.group.basis_upstream(data), spec).to(basis.device)
         return [stream.go_over(basis_DK, stream.version + 1)]
 
-    def update_shared(self, step: int, rate_factor: float) -> None:
-        """Update what is shared, if the codec does so after this step."""
-        if self.codec.shares_after(step):
-            self._update_shared(rate_factor)
-        drop_shared_gradients(self.stages[0])
-
-    def _update_shared(self, rate_factor: float) -> None:
+    def _update_copies(self, rate_factor: float) -> None:
         """Send the copies' gradients upstream, update what is owned here, and take the copies' new values.
 
         Whatever the exchange, replicas average these gradients: parameters on a manifold cannot be averaged afterwards.
@@ -245,11 +266,6 @@ class WorkerPipeline:
     def _receive_like(self, tensor: Tensor, link: Link | None) -> Tensor:
         data = self.group.receive_tensor(link)
         return from_raw_bytes(data, TensorSpec.raw(tuple(tensor.shape), tensor.dtype)).to(tensor.device)
-
-    def close(self) -> None:
-        """Let go of everything when the links have ended: torch keeps the group for longer, and the group must not keep the stage."""
-        if hasattr(self, "engine"):
-            self.engine.group.ports.clear()  # type: ignore[attr-defined]
 
 
 def _filled(batch_BT1: Tensor, size: int) -> Tensor:

@@ -76,9 +76,9 @@ class Exchange:
         self._proposed = {}
 
     def take_figures(self) -> dict[str, float]:
-        """Return what there is to tell since the last call."""
+        """Return what there is to tell since the last call, as it is called in the metrics."""
         figures, self.figures = self.figures, {}
-        return figures
+        return {f"exchange_{name}": value for name, value in figures.items()}
 
     def load_state(self, state: Named) -> None:
         """Put back the state of a checkpoint; memory is torch's own. A method that finds less than it needs refuses by name."""

@@ -24,11 +24,11 @@ from torch import Tensor
 from thinwire.bits.mask import kept_count
 from thinwire.bits.sparse import is_large
 from thinwire.config.sections import RunConfig
+from thinwire.model.noise import key, uniform
 from thinwire.replicas.allreduce import mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.sparse_mean import gather_share, sparse_mean, two_shots_share
-from thinwire.util.noise import key, uniform
 
 POLICIES = ("exponential", "geometric")
 LARGEST_FACTOR = 1e6

@@ -31,10 +31,10 @@ from thinwire.bits.packing import Raw
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.model.architecture import find_architecture
 from thinwire.model.names import split_block_name
+from thinwire.model.noise import key
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.allreduce import average, refuse_gaps
 from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
-from thinwire.util.noise import key
 
 Cut = Mapping[int, Sequence[Tensor]]
 """For each axis of a tensor that is dealt out, the indices of every replica."""

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from thinwire.config.sections import RunConfig
+from thinwire.model.noise import key, uniform
 from thinwire.model.subspace.drift import carry_over
 from thinwire.replicas.allreduce import mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named, refuse_warmup
 from thinwire.replicas.hybrid import relative_norm
 from thinwire.replicas.peers import Peers
-from thinwire.util.noise import key, uniform
 
 ROWS_VALUES = 2**17
 """Values that `outer_sum` works on at a time: few enough to stay in a cache."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from thinwire import checkpoint
 from thinwire.data.open import Data, open_data
 from thinwire.link.message import FLAG
@@ -32,6 +34,12 @@ class Start:
     """A worker was lost: go on from the newest checkpoint that all stages have, or from the beginning."""
     data: Data | None = None
     """Of the epoch before: it need not be opened again."""
+    validation_BT1: Tensor | None = None
+    """Of that data."""
+    facts: dict[str, Any] | None = None
+    """What checkpoints must know of the run."""
+    written: bool = False
+    """Whether this process has seen to what belongs into the run folder."""
     profiles: Sequence[Profile] = ()
     """What the memory plans were made from."""
     earlier: checkpoint.Saver | None = None
@@ -53,10 +61,15 @@ def agree(training: Training, start: Start) -> None:
 def begin(training: Training, start: Start) -> None:
     """Agree on the data, on memory and on the checkpoint; then write what belongs into the run folder."""
     about = agree_on_data(training, start)
-    memory = training.memory = attach_budget(training.compute, training.optimizers, training.config, training.folder, start.profiles)
-    start.data, start.profiles = training.data, memory.profiles if memory is not None else ()
-    facts = checkpoint.facts(training.config, about["data"])
-    training.keeper = Keeper(training.config, training.folder, training.compute.stages, facts, training.backups, start.confirmed)
+    if training.config.memory.budget is None:
+        training.compute.bound_in_flight(None)  # other workers may have one
+    else:
+        training.memory = attach_budget(training, start.profiles)
+        start.profiles = training.memory.profiles
+    if start.facts is None or start.facts["data"] != about["data"]:
+        start.facts = checkpoint.facts(training.config, about["data"])
+    kept = (training.compute.stages, start.facts, training.backups, start.confirmed, training.runtime)
+    training.keeper = Keeper(training.config, training.folder, *kept)
     if start.earlier is not None:
         start.earlier.close()  # what it has taken is on the disk before anyone votes
     ballot = Ballot(start.resume, start.recovering, about["resume"], start.confirmed, about["summarised"])
@@ -64,18 +77,20 @@ def begin(training: Training, start: Start) -> None:
     training.group.gather(True, FLAG)  # no stage writes or deletes before all have taken what they resume from
     if goes_on:
         training.keeper.forget_newer(training.position, restored, must=not start.recovering)
-    tokenizer = None if training.data is None else training.data.tokenizer_json
-    if training.keeper.speaks:
-        write_folder(training.folder, training.config, tokenizer, training.position.step, must=not start.recovering)
+    if not start.written and training.keeper.speaks:
+        tokenizer = None if training.data is None else training.data.tokenizer_json
+        start.written = write_folder(training.folder, training.config, tokenizer, training.position.step, must=not start.recovering)
 
 
 def agree_on_data(training: Training, start: Start) -> dict[str, Any]:
     """Open the data where it is needed, on first stages; return what replica 0 tells all others of it."""
     config, group, told = training.config, training.group, None
     if training.has_first:
-        data = training.data = start.data or read_data(training)
-        training.validation_BT1 = validation_batch(data, config.train.validation_sequences, training.compute.microbatch)
-        told = {"data": data.fingerprint, "validation_rows": len(training.validation_BT1), "resume": start.resume}
+        start.data = start.data or read_data(training)
+        if start.validation_BT1 is None:
+            start.validation_BT1 = validation_batch(start.data, config.train.validation_sequences, training.compute.microbatch)
+        training.data, training.validation_BT1 = start.data, start.validation_BT1
+        told = {"data": start.data.fingerprint, "validation_rows": len(start.validation_BT1), "resume": start.resume}
         told["summarised"] = summarised(training.folder)
     elif not start.recovering:
         training.report({"awaiting": str(WorkerId(group.replica, 0))})

@@ -8,27 +8,25 @@ from typing import Any
 from thinwire import checkpoint
 from thinwire.link.message import optional
 from thinwire.metrics.summary import summarise
-from thinwire.optim.optimizers import rate_factor
 from thinwire.pipeline import forms
 from thinwire.pipeline.device import peak_rss_bytes
-from thinwire.pipeline.outcome import Outcome
 from thinwire.run.state import Training
 
 
-def step_figures(training: Training, outcome: Outcome, seconds: float) -> dict[str, float]:
+def step_figures(training: Training, seconds: float) -> dict[str, float]:
     """Return what to log of the step that was just committed, and took so long."""
-    train, position = training.config.train, training.position
-    tokens = train.batch * training.config.model.context
-    assert outcome.loss is not None
+    outcome, position = training.outcome, training.position
+    tokens = training.config.train.batch * training.config.model.context
+    assert outcome is not None and outcome.loss is not None
     return {
         "loss": outcome.loss,
         "gradient_norm": outcome.norm,
-        "rate": train.rate * rate_factor(outcome.step, train),
+        "rate": training.rate,
         "seconds": position.seconds,
         "tokens": position.step * tokens,
         "tokens_per_second": tokens / seconds,
         **training.compute.figures(seconds),
-        **{f"exchange_{name}": value for name, value in training.exchange.take_figures().items()},
+        **training.exchange.take_figures(),
     }
 
 

@@ -46,10 +46,10 @@ def names_in(run: Path) -> set[str]:
     return {path.name for path in run.iterdir() if path.name != LOCK_FILE and path.suffix != ".tmp"} if run.is_dir() else set()
 
 
-def write_folder(run: Path, config: RunConfig, tokenizer: str | None, step: int, *, must: bool) -> None:
+def write_folder(run: Path, config: RunConfig, tokenizer: str | None, step: int, *, must: bool) -> bool:
     """Write settings and tokenizer where they differ from what is there, and note in the history what was changed in a run that goes on.
 
-    Raise ValueError if they `must` be written and cannot.
+    Return whether they stand there; raise ValueError if they `must` and cannot.
     """
     changed = changes(run, config)
     files = {CONFIG_FILE: to_toml(config)} | ({} if tokenizer is None else {TOKENIZER_FILE: tokenizer})
@@ -66,6 +66,8 @@ def write_folder(run: Path, config: RunConfig, tokenizer: str | None, step: int,
         if must:
             raise ValueError(f"{problem}, or choose another --run") from None
         warn(problem)
+        return False
+    return True
 
 
 def changes(run: Path, config: RunConfig) -> dict[str, list[Any]]:

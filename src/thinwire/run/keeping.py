@@ -22,6 +22,7 @@ from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.protocols import Backups
 from thinwire.util.disk import shortage, warn
+from thinwire.util.runtime import REAL, Runtime
 
 FIRST_STEPS = 10
 FIRST_SECONDS = 60.0
@@ -39,6 +40,7 @@ class Keeper:
         facts: dict[str, Any],
         backups: Backups | None = None,
         confirmed: int = -1,
+        runtime: Runtime = REAL,
     ) -> None:
         """Keep checkpoints in a run folder; `confirmed` is a step of which all stages are known to have had one.
 
@@ -46,7 +48,8 @@ class Keeper:
         """
         self.every, self.folder, self.facts, self.backups = config.train.checkpoint_every, folder, facts, backups
         self.at_once = config.memory.budget is not None
-        self.saver = checkpoint.Saver(folder, [stage.plan.index for stage in stages], facts, alone=config.replicas.count == 1)
+        indices = [stage.plan.index for stage in stages]
+        self.saver = checkpoint.Saver(folder, indices, facts, alone=config.replicas.count == 1, runtime=runtime)
         self.confirmed, self.offered = confirmed, -1
         self.kept: tuple[int, ...] = ()
         """Steps whose checkpoints were last said to stay."""
@@ -61,7 +64,8 @@ class Keeper:
         self.saved, self.begun = self._period(position.step), restored is not None
         if restored is not None:
             self.confirmed = max(self.confirmed, position.step)
-            self._offer(restored.name)
+            if self.backups is not None:
+                self.backups.offer(restored.name)
         self.saver.everyone = self.confirmed
 
     def forget_newer(self, position: Position, restored: Path | None, *, must: bool) -> None:
@@ -69,10 +73,10 @@ class Keeper:
 
         Raise ValueError if it `must` be deleted and cannot.
         """
-        place = checkpoint.checkpoint_folder(self.folder, position, self.facts)
         try:
-            checkpoint.remove_newer(self.folder, self.saver.indices, place, restored)
+            checkpoint.remove_newer(self.folder, self.saver.indices, position, self.facts, restored)
         except OSError as error:
+            place = self.folder / "checkpoints"
             problem = f"checkpoints in {self.folder} behind step {position.step}, from which the run goes on, were not deleted"
             if must:
                 raise ValueError(f"{problem}: {shortage(place, error)}, or delete them") from None
@@ -94,19 +98,16 @@ class Keeper:
         elif name not in mine:
             raise ProtocolError("vote", name, "a checkpoint that this process has, for no neighbour keeps copies")
 
-    def _offer(self, name: str) -> None:
-        if self.backups is not None:
-            self.backups.offer(name)
-
-    def speak(self, own: Outcome, seconds: float) -> Outcome:
-        """Add to what this process says of a step what it has on its disk, after so many seconds of training.
+    def speak(self, seconds: float) -> dict[str, Any]:
+        """Return what this process says of a step for its checkpoints: what is on its disk, after so many seconds of training.
 
         Whoever has trained for long enough to want a first checkpoint tells all others.
         """
-        saved = self.saver.written
-        uncopied = () if self.backups is None else self.backups.uncopied()
         late = bool(self.every) and not self.begun and seconds >= FIRST_SECONDS
-        return replace(own, saved=saved, copied=self.copied(saved), uncopied=uncopied, save=late)
+        saved = self.saver.written
+        if self.backups is None:
+            return {"save": late, "saved": saved, "copied": saved}  # where there are no copies none is missing
+        return {"save": late, "saved": saved, "copied": self.backups.copied(saved), "uncopied": self.backups.uncopied()}
 
     def _period(self, step: int) -> int:
         return step // self.every if self.every else 0
@@ -137,12 +138,14 @@ class Keeper:
             self.confirm(safe)
         if newest > self.offered and self.offered in (-1, *outcome.copied, *outcome.uncopied):
             self.offered = newest
-            self._offer(checkpoint.checkpoint_folder(self.folder, replace(position, step=newest), self.facts).name)
+            if self.backups is not None:
+                self.backups.offer(checkpoint.checkpoint_folder(self.folder, replace(position, step=newest), self.facts).name)
+        if self.saver.problem != self.problem:
+            self.tell()
         needed = (*sorted(outcome.saved)[-2:], self.confirmed, self.offered)
         if outcome.saved and needed != self.kept:
             self.kept = needed
             self.saver.confirm(newest, needed)
-        self.tell()
 
     def confirm(self, step: int) -> None:
         """Note that everyone has a checkpoint of this step, and every keeper a copy."""
@@ -152,11 +155,9 @@ class Keeper:
 
     def tell(self) -> None:
         """Warn of a checkpoint that was not written, once."""
-        problem = self.saver.problem
-        if problem != self.problem:
-            self.problem = problem
-            if problem is not None:
-                warn(f"{problem}, and the next one tries again")
+        self.problem = self.saver.problem
+        if self.problem is not None:
+            warn(f"{self.problem}, and the next one tries again")
 
     def finish(self) -> str | None:
         """Wait until the last snapshot is on the disk; return why it is not."""

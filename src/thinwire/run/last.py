@@ -90,6 +90,7 @@ def settle_last(training: Training) -> None:
     if all(vote["copied"] for vote in votes):
         keeper.confirm(step)
     keeper.saver.confirm(step, (*common[-2:], keeper.confirmed))
+    keeper.saver.close()  # whoever looks into the folder now finds what is to stay
 
 
 def share_tokenizer(training: Training) -> None:

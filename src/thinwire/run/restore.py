@@ -5,15 +5,14 @@ Everyone sees the same votes, so everyone decides alike. Reading the checkpoint 
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thinwire import checkpoint
 from thinwire.pipeline import forms
-from thinwire.pipeline.outcome import of_replica
 from thinwire.run.folder import summarised
 from thinwire.run.state import Training
 
@@ -54,9 +53,9 @@ def choose(training: Training, ballot: Ballot) -> tuple[Path | None, bool]:
     """Vote; return the checkpoint to go on from, None for the beginning, and whether anyone recovers from a loss."""
     folder, keeper, plans = training.folder, training.keeper, [stage.plan for stage in training.compute.stages]
     # After a loss a damaged one is passed over; where a person asks for it, it is refused by name.
-    mine = checkpoint.available(folder, plans, verify=ballot.recovering)
-    confirmed = max(ballot.confirmed, checkpoint.proven(folder), summarised(folder))
-    vote = {"steps": mine, "copies": keeper.held(), "recovering": ballot.recovering, "confirmed": confirmed}
+    copies, confirmed, found = keeper.held(), max(ballot.confirmed, summarised(folder)), checkpoint.survey(folder)
+    mine, confirmed = found.available(plans, verify=ballot.recovering), max(confirmed, found.proven())
+    vote = {"steps": mine, "copies": copies, "recovering": ballot.recovering, "confirmed": confirmed}
     votes = training.group.gather(vote, forms.VOTE)
     anyone = any(vote["recovering"] for vote in votes)
     if ballot.first_resumes != ballot.resume and not anyone:
@@ -64,29 +63,22 @@ def choose(training: Training, ballot: Ballot) -> tuple[Path | None, bool]:
         raise ValueError(f"this stage was started {here} --resume, stage 0 {there} it; start all stages alike")
     if not (ballot.resume or anyone):
         return None, False
-    copies = [held_for(worker, votes, plans[0].count) for worker in range(len(votes))]
-    lists = [{*vote["steps"], *held} for vote, held in zip(votes, copies, strict=True)]
+    lists = [{*vote["steps"], *held} for vote, held in zip(votes, held_for_each(votes, plans[0].count), strict=True)]
     if not set.intersection(*lists) and max(vote["confirmed"] for vote in votes) < 0:
         if ballot.resume and keeper.speaks:
             text = f"no checkpoint of {folder} was written by all stages before they ended: training begins again at step 0"
             print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
         return None, anyone
     newest = checkpoint.common(folder, lists, plans[0].count)
-    keeper.fetch(newest.name, mine, votes)
+    if keeper.backups is not None or newest.name not in mine:
+        keeper.fetch(newest.name, mine, votes)
     return newest, anyone
 
 
-def held_for(worker: int, votes: list[dict], stages: int) -> list[str]:
-    """List the checkpoints of a worker of which another stage of its replica has a copy."""
-    replica, stage = divmod(worker, stages)
-    return [name for vote in of_replica(votes, replica, stages) for name in vote["copies"].get(str(stage), [])]
-
-
-def last_loss(metrics: Path, step: int) -> float | None:
-    """Return the loss that the metrics file tells of a step that was done before this process was started."""
-    try:
-        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()[-1:]]
-    except (OSError, ValueError):
-        return None
-    found: list[Any] = [line.get("loss") for line in lines if isinstance(line, dict) and line.get("step") == step]
-    return found[0] if found and type(found[0]) is float else None
+def held_for_each(votes: Sequence[dict[str, Any]], stages: int) -> list[list[str]]:
+    """List for each worker the checkpoints of which another stage of its replica has a copy."""
+    found = []
+    for worker in range(len(votes)):
+        first = worker - worker % stages  # that of its replica
+        found.append([name for vote in votes[first : first + stages] for name in vote["copies"].get(str(worker - first), [])])
+    return found

@@ -107,7 +107,7 @@ def newest_whole(run: Path, count: int) -> Path:
 
 def load_together(run: Path, stage: Stage, control: Control) -> int:
     """Load this stage's part of the newest checkpoint that every stage has, on whichever machine; return its step."""
-    mine = checkpoint.available(run, [stage.plan], copies=True)
+    mine = checkpoint.survey(run, copies=True).available([stage.plan])
     everyone = [part["checkpoints"] for part in control.gather({"checkpoints": mine}, forms.HELD)]
     step = checkpoint.load_stages(checkpoint.common(run, everyone, stage.plan.count), [stage], None, {}).step
     basis = stage.stream.fingerprint()

@@ -23,6 +23,7 @@ from thinwire.pipeline.protocols import Backups, Compute, Group
 from thinwire.replicas import exchange
 from thinwire.run.keeping import Keeper
 from thinwire.run.stop import Stop
+from thinwire.util.runtime import REAL, Runtime
 
 if TYPE_CHECKING:
     from thinwire.memory.attach import MemoryBudget
@@ -44,6 +45,14 @@ class Training:
     validation_rows = 0
     memory: MemoryBudget | None = None
     """What keeps the stages within their budget, if there is one."""
+    first_step_seconds = 0.0
+    state: State = "whole"
+    outcome: Outcome | None = None
+    """Outcome of the last step that was committed."""
+    rate = 0.0
+    """Learning rate of that step."""
+    doing = "start"
+    """What this process is about, for whoever watches whether it gets on."""
 
     def __init__(
         self,
@@ -56,38 +65,31 @@ class Training:
         trackers: Sequence[Tracker] = (),
         stop: Stop | None = None,
         report: Report = ignore,
+        runtime: Runtime = REAL,
     ) -> None:
         """Build everything; `trackers` are shown each step, beside the metrics file, and closed by whoever made them.
 
         `backups` are for a process that has a machine, and its run folder, to itself. `report` takes what people should know.
+        `runtime` is the clock that steps are timed by.
         """
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.config, self.folder, self.compute, self.group, self.backups = config, folder, compute, group, backups
-        self.trackers, self.stop, self.report = trackers, stop or Stop(), report
+        self.trackers, self.stop, self.report, self.runtime = trackers, stop or Stop(), report, runtime
         self.optimizers = [StageOptimizer(stage, config.train) for stage in compute.stages]
         self.replicated = self.optimizers if config.replicas.count > 1 else []
         """The optimizer of the one stage that has copies in other replicas."""
-        trained = {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.named.items()}
+        trained: dict[str, Tensor] = {}
+        for optimizer in self.optimizers:
+            trained |= optimizer.named
         self.exchange = exchange.make_exchange(config, group.peers, trained)
+        self.share = config.replica_batch
+        """Sequences of a step that are this replica's."""
+        first, last = compute.stages[0].plan, compute.stages[-1].plan
+        self.has_first = first.first
+        """Whether the first stage is here."""
+        self.metrics_path = folder / "metrics" / f"stage-{'all' if first.first and last.last else first.index}.jsonl"
         self.position = self.started_at = Position(step=0, seconds=0.0)
-        self.first_step_seconds = 0.0
-        self.state: State = "whole"
-        self.outcome: Outcome | None = None
-        """Outcome of the last step that was committed."""
-        self.doing = "start"
-        """What this process is about, for whoever watches whether it gets on."""
-
-    @property
-    def has_first(self) -> bool:
-        """Tell whether the first stage is here."""
-        return self.compute.stages[0].plan.first
-
-    @property
-    def metrics_path(self) -> Path:
-        """Name the metrics file of this process."""
-        everything = self.has_first and self.compute.stages[-1].plan.last
-        return self.folder / "metrics" / f"stage-{'all' if everything else self.compute.stages[0].plan.index}.jsonl"
 
     @property
     def together(self) -> bool:

@@ -12,7 +12,7 @@ from thinwire.run.state import Training
 
 def refuse_divergence(outcome: Outcome, train: TrainConfig) -> None:
     """Raise ValueError for a step that must not be committed."""
-    if outcome.loss is None or not math.isfinite(outcome.norm) or not math.isfinite(outcome.loss):
+    if outcome.loss is None or not math.isfinite(outcome.loss) or not 0 <= outcome.squared_norm < math.inf:
         raise ValueError(
             f"loss {outcome.loss} and gradient norm {outcome.norm} at step {outcome.step}: training has diverged and this step was not "
             f"applied; lower train.rate ({train.rate}) or raise train.warmup ({train.warmup}); the last checkpoint is untouched"

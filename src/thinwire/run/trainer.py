@@ -7,20 +7,18 @@ begins is `agree.py`'s job, what is left to do at its end `last.py`'s, which che
 from __future__ import annotations
 
 import math
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from thinwire.metrics.track import JsonLines
+from thinwire.metrics.track import JsonLines, last_loss
 from thinwire.optim.optimizers import clip_scale, rate_factor
 from thinwire.pipeline.outcome import EVALUATION, Outcome
 from thinwire.pipeline.protocols import Abandoned
 from thinwire.run.figures import step_figures
 from thinwire.run.last import conclude, end_early, keep_last
-from thinwire.run.restore import last_loss
 from thinwire.run.state import Training
 from thinwire.run.telling import refuse_divergence, tell_who_stops
 
@@ -34,7 +32,9 @@ class Trainer(Training):
         A run of several processes that is to end at once raises what its links raise: whoever opened them sees to the rest.
         """
         train, stopped = self.config.train, False
-        loss = last_loss(self.metrics_path, self.position.step) or math.nan  # if there is no step left to do
+        loss = math.nan
+        if self.position.step >= train.steps:  # there is no step left to do
+            loss = last_loss(self.metrics_path, self.position.step) or math.nan
         try:
             with self.stop.listening(), self.memory or nullcontext(), JsonLines(self.metrics_path, resumed=self.position.step) as metrics:
                 while self.position.step < train.steps and not stopped:
@@ -57,29 +57,30 @@ class Trainer(Training):
 
     def step(self) -> tuple[dict[str, float], bool]:
         """Do one optimizer step; return what to log, and whether to stop."""
-        step, started, share = self.position.step, time.perf_counter(), self.config.replica_batch
+        step, before = self.position.step, self.position.seconds
         self.doing = "step" if step > self.started_at.step + 1 else "first steps"
-        first_sample = step * self.config.train.batch + self.group.replica * share
-        batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, share))
+        first_sample = step * self.config.train.batch + self.group.replica * self.share
         with self.stop.abandoning(self.group.abandon):
+            started = self.runtime.now()
+            batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, self.share))
             loss = self.compute.step(batch_BT1, step, first_sample)
             for optimizer in self.replicated:
                 self.exchange.gradients({name: tensor.grad for name, tensor in optimizer.named.items() if tensor.grad is not None}, step)
-            outcome = self.settle(loss, started)
+            outcome = self.settle(loss, before + self.runtime.now() - started)
         refuse_divergence(outcome, self.config.train)
         self.keeper.keep(outcome, self.position)
         self.commit(outcome, started)
-        return step_figures(self, outcome, time.perf_counter() - started), outcome.stop
+        return step_figures(self, self.position.seconds - before), outcome.stop
 
-    def settle(self, loss: float | None, started: float) -> Outcome:
-        """Say what this process has to say of a step whose gradients are all there; return what all say together."""
-        step, train, spent, squared = self.position.step, self.config.train, time.perf_counter() - started, 0.0
+    def settle(self, loss: float | None, seconds: float) -> Outcome:
+        """Say what there is to say here of a step whose gradients are all there, after so many seconds of training; return what all say."""
+        step, limit, squared = self.position.step, self.config.train.seconds, 0.0
+        of_checkpoints = self.keeper.speak(seconds)
         for optimizer in reversed(self.optimizers):  # from the last stage to the first, as across workers
             squared = optimizer.squared_norm() + squared
-        timed_out = train.seconds is not None and self.position.seconds + spent - self.started_at.seconds >= train.seconds
+        timed_out = limit is not None and seconds - self.started_at.seconds >= limit
         stop = self.stop.asked or timed_out
-        own = Outcome(step, loss, squared, stop, stopper=self.group.number if stop else -1, timed_out=timed_out)
-        own = self.keeper.speak(own, self.position.seconds + spent)
+        own = Outcome(step, loss, squared, stop, stopper=self.group.number if stop else -1, timed_out=timed_out, **of_checkpoints)
         self.state = "ready"
         return self.group.settle(own, meeting=self.exchange.meets(step), alike=self.exchange.talks_before(step))
 
@@ -89,24 +90,25 @@ class Trainer(Training):
         Its outcome has come: every stage has its gradients, so whoever is behind can follow. Weights, what replicas exchange of them,
         basis, shared parameters and position change together; in between the state is `committing`, and nothing of it is ever kept.
         """
-        step, factor, train = outcome.step, rate_factor(outcome.step, self.config.train), self.config.train
+        step, train = outcome.step, self.config.train
         self.state, self.outcome = "committing", outcome
+        scale, factor = clip_scale(outcome.norm, train.clip), rate_factor(step, train)
         for optimizer in self.optimizers:
-            optimizer.step(factor, clip_scale(outcome.norm, train.clip))
-        self.exchange.commit()
+            optimizer.step(factor, scale)
         for optimizer in self.replicated:
+            self.exchange.commit()  # what `gradients` has proposed
             waits = self.exchange.talks_after(step)  # on a thin line that takes as long as the step
             with self.stop.abandoning(self.group.abandon) if waits else nullcontext():
                 self.exchange.parameters({name: tensor.data for name, tensor in optimizer.named.items()}, optimizer, step)
             self.exchange.commit()
-        for optimizer, rotation_KK in zip(self.optimizers, self.compute.move_basis(step), strict=False):
+        for optimizer, rotation_KK in zip(self.optimizers, self.compute.update_shared(step, factor), strict=False):
             optimizer.carry_over(rotation_KK)
             self.exchange.carry_over(rotation_KK, optimizer.axes)
-        self.compute.update_shared(step, factor)
-        seconds = time.perf_counter() - started
+        seconds = self.runtime.now() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds
         self.position = replace(self.position, step=step + 1, seconds=self.position.seconds + seconds)
+        self.rate = train.rate * factor
         self.state = "whole"
 
     def catch_up(self, outcome: Outcome) -> None:
@@ -114,7 +116,7 @@ class Trainer(Training):
         codec, step = self.compute.codec, self.position.step
         alone = not (codec.moves_after(step) or codec.shares_after(step) or self.exchange.talks_after(step))
         if self.state == "ready" and outcome.step == step and alone:
-            self.commit(outcome, time.perf_counter())
+            self.commit(outcome, self.runtime.now())
 
     def validate(self) -> float:
         """Return the validation loss, which all processes learn."""

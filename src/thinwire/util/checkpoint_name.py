@@ -29,6 +29,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted((each for each in folder.glob("step-*") if NAME.fullmatch(each.name)), key=age)
 
 
+def newer_in(folder: Path, step: int, lineage: str = "") -> list[Path]:
+    """List the checkpoints in a folder that are of later steps, in one stretch of a run."""
+    return [each for each in checkpoints_in(folder) if age(each)[0] > step and age(each)[2] == lineage]
+
+
 def step_of(folder: Path | str) -> int:
     """Return the step of a checkpoint, of its folder or its name; -1 for any other."""
     return age(folder)[0]

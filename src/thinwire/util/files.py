@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import stat
 import uuid
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,6 +64,29 @@ def read_small(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise ValueError(f"{path} has more than {most} bytes, the most that such a file may have")
     return data
+
+
+def read_matching(folders: Iterable[Path], pattern: str, most: int) -> dict[Path, dict[Path, bytes | None]]:
+    """Read the small files of some folders that have such names; by folder and path, None for one that cannot be read."""
+    found: dict[Path, dict[Path, bytes | None]] = {}
+    for folder in folders:
+        files: dict[Path, bytes | None] = {}
+        for path in matching(folder, pattern):
+            try:
+                files[path] = read_small(path, most)
+            except (OSError, ValueError):
+                files[path] = None
+        found[folder] = files
+    return found
+
+
+def remove_matching(folder: Path, patterns: Iterable[str]) -> None:
+    """Delete the files of a folder by patterns for names, in that order, and the folder with the last of its files."""
+    for pattern in patterns:
+        for path in matching(folder, pattern):
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # something else is still there
+        folder.rmdir()
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:

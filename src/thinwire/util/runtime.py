@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -15,33 +16,26 @@ T = TypeVar("T")
 class Runtime:
     """The machine's own clock and threads."""
 
-    def now(self) -> float:
-        """Return monotonic seconds."""
-        return time.monotonic()
+    now: Callable[[], float] = staticmethod(time.monotonic)
+    """Return monotonic seconds."""
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
+    """Let so much time pass."""
+    uniform: Callable[[float, float], float] = staticmethod(random.uniform)
+    """Draw a number between two, so that those who wait for the same thing do not all come at once."""
+    lock: Callable[[], threading.Lock] = staticmethod(threading.Lock)
+    """Make a lock that several conditions share."""
+    condition: Callable[..., threading.Condition] = staticmethod(threading.Condition)
+    """Make a condition, of a lock of its own or of one that several share."""
+    event: Callable[[], threading.Event] = staticmethod(threading.Event)
+    """Make an event."""
 
-    def sleep(self, seconds: float) -> None:
-        """Let so much time pass."""
-        time.sleep(seconds)
+    def thread(self, name: str, target: Callable[[], None], *, daemon: bool = True) -> threading.Thread:
+        """Make a thread, which does not keep the process alive unless it is no `daemon`; `start` begins it."""
+        return threading.Thread(target=target, name=name, daemon=daemon)
 
-    def uniform(self, low: float, high: float) -> float:
-        """Draw a number between two, so that those who wait for the same thing do not all come at once."""
-        return random.uniform(low, high)
-
-    def lock(self) -> threading.Lock:
-        """Make a lock that several conditions share."""
-        return threading.Lock()
-
-    def condition(self, lock: threading.Lock | None = None) -> threading.Condition:
-        """Make a condition, of a lock of its own or of one that several share."""
-        return threading.Condition(lock)
-
-    def event(self) -> threading.Event:
-        """Make an event."""
-        return threading.Event()
-
-    def thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
-        """Make a thread that does not keep the process alive; `start` begins it."""
-        return threading.Thread(target=target, name=name, daemon=True)
+    def end_process(self, code: int) -> NoReturn:
+        """End this process at once, whatever its other threads do."""
+        os._exit(code)
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Make several calls at the same time; return what each returned."""

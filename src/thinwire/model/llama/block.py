@@ -16,7 +16,7 @@ from thinwire.model.block import Pass
 from thinwire.model.llama.attention import Attention
 from thinwire.model.llama.norm import norm_behind, norm_in_front
 from thinwire.model.llama.shapes import biased
-from thinwire.util.noise import BRANCH, OUTPUT
+from thinwire.model.noise import BRANCH, OUTPUT
 
 
 class FeedForward(nn.Module):

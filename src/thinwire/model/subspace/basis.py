@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from thinwire.util.noise import key
+from thinwire.model.noise import key
 
 
 def random_basis(width: int, rank: int, seed: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.util.noise import FIXED, key, mix
+from thinwire.model.noise import FIXED, key, mix
 
 CHUNK = 64
 """Tokens whose features exist at once when there is no table."""
