@@ -9,7 +9,7 @@ import torch
 
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from oracle import fixed_table, wide_form
-from thinwire.config.sections import ModelConfig, TrainConfig
+from thinwire.config.sections import TrainConfig
 from thinwire.model.subspace.basis import distance_outside
 from thinwire.optim.optimizers import StageOptimizer, clip_scale, rate_factor
 
@@ -28,7 +28,7 @@ INGREDIENTS = {
 @pytest.mark.parametrize("codec", ["subspace", "dense"])
 def test_pipeline_equals_single_process_model(codec, split):
     free = int(split.split(",")[-1])
-    model = ModelConfig(**(vars(TINY) | {"free_layers": free}))
+    model = replace(TINY, free_layers=free)
     options = {"rank": 6} if codec == "subspace" else {}
     single = make_pipeline(codec, model, stages=1, **options)
     cut = make_pipeline(codec, model, stages=len(split.split(",")), split=split, **options)
@@ -70,7 +70,7 @@ def test_without_the_table_nothing_changes():
 
 
 def test_free_layers_do_not_depend_on_the_cut():
-    model = ModelConfig(**(vars(TINY) | {"free_layers": 1}))
+    model = replace(TINY, free_layers=1)
     losses = [
         make_pipeline("subspace", model, stages=s, split=c, rank=6).step(random_ids(), 0, 0) for s, c in ((2, "2,2"), (4, None), (1, None))
     ]
@@ -78,7 +78,7 @@ def test_free_layers_do_not_depend_on_the_cut():
 
 
 def test_a_boundary_between_free_layers_is_refused():
-    model = ModelConfig(**(vars(TINY) | {"free_layers": 3}))
+    model = replace(TINY, free_layers=3)
     with pytest.raises(ValueError, match=r"free_layers is 3 but the last stage has 2 layers.*pipeline.split"):
         make_pipeline("subspace", model, stages=2, rank=6)
 
