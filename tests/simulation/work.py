@@ -56,7 +56,7 @@ class SimulatedStage(nn.Module):
     def copies(self) -> list[Any]:
         return []
 
-    def drop_shared_gradients(self) -> None:
+    def commit_ends(self) -> None:
         """Drop nothing: nothing is shared."""
 
     def figures(self) -> dict[str, float]:

@@ -96,7 +96,7 @@ def settle_last(training: Training) -> None:
 def share_tokenizer(training: Training) -> None:
     """Give every worker the tokenizer that only first stages have read, unless it is too large for one message."""
     own = None if training.data is None else training.data.tokenizer_json
-    message = None if training.data is None else {"tokenizer": [] if own is None else packed(own)}
+    message = None if not training.has_first else {"tokenizer": [] if own is None else packed(own)}
     parts = training.group.announce(message, forms.TOKENIZER)["tokenizer"]
     path = training.folder / TOKENIZER_FILE
     if not parts or path.exists():
