@@ -110,7 +110,7 @@ def test_two_holders_in_an_epoch_are_found(finished) -> None:
 
 def test_two_holders_in_turns_are_found(finished) -> None:
     cluster, _ = finished
-    add_twin(cluster, cluster.commits[0], 0.01, epoch=-1)
+    add_twin(cluster, cluster.commits[0], 0.01, epoch=0)
     with pytest.raises(AssertionError, match="took turns"):
         check_holders(cluster)
 
