@@ -52,6 +52,8 @@ VARIETY: dict[str, tuple[str, ...]] = {
     "four bits": ("--codec.bits", "4"),
     "drift and dropout": ("--codec.drift_every", "2", "--codec.drift_rate", "0.5", "--model.dropout", "0.1"),
     "bf16": ("--train.dtype", "bf16"),
+    "entropy": ("--codec.entropy", "true", "--codec.rate", "1.5", "--codec.backward_rate", "2.5"),
+    "entropy, ids known": ("--codec.entropy", "true", "--codec.bits", "3", "--data.everywhere", "true"),
 }
 """Words of trainings that must give the same bits again, resumed or in workers."""
 

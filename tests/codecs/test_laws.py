@@ -1,4 +1,4 @@
-"""The laws every codec in the registry obeys, alone and with `quantize` behind it."""
+"""The laws every codec in the registry obeys, alone, with `quantize` behind it and with entropy coding."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ VARIANTS += [(name, {"bits": bits}) for name in CODECS.names() if name not in UN
 VARIANTS += [(name, {"warmup": 5}) for name in CODECS.names() if issubclass(CODECS.load(name).Options, LossyOptions)]
 VARIANTS += [(name, {"warmup": 5, "step": 5}) for name in CODECS.names() if issubclass(CODECS.load(name).Options, LossyOptions)]
 VARIANTS += [("dense", {"dtype": "fp32"}), ("subspace", {"dtype": "fp32"}), ("subspace", {"rank": 5, "bits": 4})]
+CODED = {"rate": 2.0}, {"bits": 3}, {"rate": 0.5, "backward_rate": 1.5, "rounding": "stochastic"}
+ENTROPY = ("dense", "subspace", "anchored", "bottleneck", "autoencoder", "randomk")
+"""Codecs that entropy coding can stand behind."""
+VARIANTS += [(name, {"entropy": True} | aim) for name in ENTROPY for aim in CODED]
+VARIANTS += [("dense", {"dtype": "fp32", "entropy": True, "rate": 1.0}), ("randomk", {"entropy": True, "bits": 4, "warmup": 5, "step": 5})]
 INPUTS = {
     "gaussian": lambda shape: torch.randn(shape, generator=torch.Generator().manual_seed(1)),
     "zeros": torch.zeros,
@@ -45,6 +50,9 @@ class Crossing:
         if state:
             self.exit.load_state_dict(state[0])
             self.entry.load_state_dict(state[1])
+        exit, entry = codec.with_end(self.exit), codec.with_end(self.entry)
+        self.codecs = {"forward": (exit, entry), "backward": (entry, exit)}
+        """Who packs and who unpacks."""
         self.specs = codec.spec(BATCH, TIME).tensors
         self.ids = torch.zeros(BATCH, TIME, dtype=torch.int64)
 
@@ -63,11 +71,12 @@ class Crossing:
         """Pack and unpack a payload; check form, declared bytes and the pack law on the way."""
         assert len(tensors) == len(self.specs)
         packed, arrived = [], []
+        sender, receiver = self.codecs[direction]
         for slot, (tensor, spec) in enumerate(zip(tensors, self.specs, strict=True)):
             assert tuple(tensor.shape) == spec.shape and tensor.dtype == spec.dtype
-            data = self.codec.pack(slot, tensor, direction)
+            data = sender.pack(slot, tensor, direction)
             assert len(data) == spec.size(direction) or (len(data) < spec.size(direction) and not spec.exact)
-            back = self.codec.unpack(slot, data, spec, direction)
+            back = receiver.unpack(slot, data, spec, direction)
             assert back.dtype == tensor.dtype and torch.equal(back, tensor.detach())
             packed.append(data)
             arrived.append(back)
@@ -134,7 +143,7 @@ def test_bytes_of_another_length_are_refused(name, options):
     crossing = cross(name, options)
     for slot, spec in enumerate(crossing.specs):
         with pytest.raises(ValueError, match="bytes where"):
-            crossing.codec.unpack(slot, crossing.forward[slot] + b"\0", spec, "forward")
+            crossing.codecs["forward"][1].unpack(slot, crossing.forward[slot] + b"\0", spec, "forward")
 
 
 @every_variant
@@ -154,8 +163,11 @@ def test_a_value_that_is_not_finite_is_not_hidden():
         source = torch.ones(BATCH, TIME, codec.sent_width)
         source[0, 0, 0] = torch.nan
         sent = crossing.exit(source, crossing.ids, crossing.context)
-        packed = [codec.pack(slot, tensor, "forward") for slot, tensor in enumerate(sent)]
-        arrived = [codec.unpack(slot, data, spec, "forward") for slot, (data, spec) in enumerate(zip(packed, crossing.specs, strict=True))]
+        sender, receiver = crossing.codecs["forward"]
+        packed = [sender.pack(slot, tensor, "forward") for slot, tensor in enumerate(sent)]
+        arrived = [
+            receiver.unpack(slot, data, spec, "forward") for slot, (data, spec) in enumerate(zip(packed, crossing.specs, strict=True))
+        ]
         output = crossing.entry(tuple(arrived), crossing.ids, crossing.context)
         assert output[0, 0].isnan().any() and output[1:].isfinite().all(), name
 

@@ -18,6 +18,7 @@ from faults.support import LATER, STAGES, WORDS, process_figures, restored, run_
 VARIETY = {
     "four bits and drift": ("--codec.bits", "4", "--codec.drift_every", "2", "--codec.drift_rate", "0.5", "--model.dropout", "0.1"),
     "threshold": ("--codec.name", "threshold", "--codec.lifespan", "3"),
+    "entropy": ("--codec.name", "anchored", "--codec.rank", "6", "--codec.entropy", "true", "--codec.rate", "1.5"),
     "learned projector": ("--codec.name", "anchored", "--codec.rank", "6", "--codec.projector", "learned", "--codec.projector_every", "2"),
 }
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc to see what processes hold")
@@ -49,8 +50,7 @@ def test_a_stage_that_is_lost_before_its_first_checkpoint(settings, quiet, tmp_p
     assert hashes == quiet() and restored(heard)[-1] == 0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", VARIETY)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == "entropy" else pytest.mark.full) for kind in VARIETY])
 def test_codecs_with_state(settings, quiet, tmp_path, kind):
     faults = [Fault(2, "forward", 11), Fault(0, "optimizer", 7)]
     assert run_with(settings, tmp_path, faults, *VARIETY[kind])[0] == quiet(*VARIETY[kind])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def evaluate_in_workers(config: RunConfig, run: Path, sequences: int) -> dict[st
 
 def evaluate_stage(member: Membership, say: Say, stop: Stop, run: str, sequences: int) -> dict[str, Any]:
     """Be the worker of a stage in an evaluation; only stage 0 opens the data."""
-    config: RunConfig = member.config
+    config: RunConfig = replace(member.config, data=replace(member.config.data, everywhere=False))  # ids cross: one stage has the data
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
     neighbours = member.neighbours("eval")
     try:

@@ -19,8 +19,9 @@ from typing import Any
 from thinwire.link.identity import fingerprint
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster, listener_of
-from thinwire.util.disk import shortage, warn
+from thinwire.util.disk import shortage
 from thinwire.util.files import matching, read_small, write_atomic
+from thinwire.util.notices import warn
 from thinwire.util.shown import shown
 
 PLACES_FILE = "places.json"

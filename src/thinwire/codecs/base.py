@@ -36,6 +36,18 @@ class CodecOptions:
     """Bits of the gradient on its way back; unset: as many as `bits`."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """How a quantised gradient is rounded; `stochastic` is right on average."""
+    entropy: bool = False
+    """Predict, quantise with one step size for all tokens, and entropy-code; needs `rate` or `bits`, whose error it then keeps."""
+    rate: float | None = None
+    """Bits per value that entropy-coded payloads take on average: the step size follows."""
+    backward_rate: float | None = None
+    """The same for the gradient on its way back; unset: as `rate`."""
+    dead_zone: float = 0.6
+    """Share of a step, 0.5 to 1, below which an entropy-coded value is sent as the predicted one; 0.5 rounds to the nearest."""
+    rate_penalty: float = 1e-3
+    """What a bit of an entropy-coded payload counts in the loss, in nats: keeps the network from writing ever larger values; 0: nothing."""
+    sample: float = 3.0
+    """Entropy-coded gradients of tokens shorter than so many steps are sent now and then, and lengthened: right on average; 0: rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +105,8 @@ class Codec:
     """Whether what is sent of a sample depends on the others of its microbatch."""
     by_token = True
     """Whether a token's payload depends on that token alone, so that text can be written token by token."""
+    exact_ids = True
+    """Whether the ids that ride forward always take the same bytes, or any number up to them."""
     owns_bits = False
     """Whether `bits` is this codec's own affair; otherwise `quantize` is chained behind it where bits are given."""
 
@@ -157,6 +171,18 @@ class Codec:
     def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
         """Take the tensor out of `pack`'s bytes, bit for bit."""
         return from_raw_bytes(data, spec)
+
+    def pack_ids(self, ids: Tensor) -> bytes:
+        """Put the ids that ride forward into bytes."""
+        return raw_bytes(ids)
+
+    def unpack_ids(self, data: Buffer, spec: TensorSpec) -> Tensor:
+        """Take the ids out of `pack_ids`'s bytes."""
+        return from_raw_bytes(data, spec)
+
+    def with_end(self, end: nn.Module) -> Codec:
+        """Return the codec as one end of a boundary packs and unpacks with it: this one, unless that depends on what the end has learnt."""
+        return self
 
     def error_bound(self, source: Tensor) -> Tensor | None:
         """Bound |received - sent| for each element of a stream tensor; None where the network learns what to send."""

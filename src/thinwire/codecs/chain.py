@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -67,6 +68,7 @@ class Chain(Codec):
             for origin in ([Origin(slot, None)] if slot in first.integer_slots else [Origin(slot, part) for part in range(parts)])
         )
         self.integer_slots = frozenset(slot for slot, origin in enumerate(self.origins) if origin.second is None)
+        self.exact_ids = second.exact_ids
         self.by_token = first.by_token and second.by_token
 
     @property
@@ -99,6 +101,18 @@ class Chain(Codec):
         entry = None if first_entry is None or second_entry is None else ChainEntry(first_entry, second_entry, self.origins)
         exit = None if first_exit is None or second_exit is None else ChainExit(first_exit, second_exit, self.first.integer_slots)
         return entry, exit
+
+    def pack_ids(self, ids: Tensor) -> bytes:
+        return self.second.pack_ids(ids)
+
+    def unpack_ids(self, data: Buffer, spec: TensorSpec) -> Tensor:
+        return self.second.unpack_ids(data, spec)
+
+    def with_end(self, end: nn.Module) -> Codec:
+        assert isinstance(end, ChainExit | ChainEntry)
+        found = copy(self)
+        found.first, found.second = self.first.with_end(end.first), self.second.with_end(end.second)
+        return found
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
         parts: list[TensorSpec] = []

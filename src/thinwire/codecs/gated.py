@@ -6,6 +6,7 @@ A tensor of zeros takes no bytes, so only what is in use crosses.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -49,7 +50,7 @@ class WarmUp(Codec):
         super().__init__(inner.options, inner.model, seed=inner.seed, compute=inner.compute)
         self.inner, self.steps = inner, steps
         self.integer_slots = frozenset(slot + 1 for slot in inner.integer_slots)
-        self.by_token = inner.by_token
+        self.by_token, self.exact_ids = inner.by_token, inner.exact_ids
 
     def shares_after(self, step: int) -> bool:
         return self.inner.shares_after(step)
@@ -63,6 +64,18 @@ class WarmUp(Codec):
             None if entry is None else WarmUpEntry(entry, CastEntry(self.compute), self.steps),
             None if exit is None else WarmUpExit(exit, CastExit(self.wire_dtype), self.steps, self),
         )
+
+    def pack_ids(self, ids: Tensor) -> bytes:
+        return self.inner.pack_ids(ids)
+
+    def unpack_ids(self, data: Buffer, spec: TensorSpec) -> Tensor:
+        return self.inner.unpack_ids(data, spec)
+
+    def with_end(self, end: nn.Module) -> Codec:
+        assert isinstance(end, WarmUpExit | WarmUpEntry)
+        found = copy(self)
+        found.inner = self.inner.with_end(end.inner)
+        return found
 
     def wire(self, source: TensorSpec) -> tuple[TensorSpec, ...]:
         plain = replace(TensorSpec.raw(source.shape, self.wire_dtype), usual=0.0)

@@ -8,7 +8,7 @@ Text is read by `config/toml.py`, values are judged by `run/check.py`; what a ve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import field, fields
 from typing import Annotated, Any
 
@@ -43,6 +43,7 @@ def parse_config(argv: list[str], base: RunConfig) -> RunConfig:
     chosen = {section: choose_options(section, getattr(base, section), given.get(f"{section}.name")) for section in CHOSEN}
     base = dataclasses.replace(base, **chosen)
     refuse_unknown(given, base)
+    argv = as_flags(argv, {name for name, value in flatten(base).items() if isinstance(value, bool)})
     refuse_expanded(argv, {"config", "run", *flatten(base)})
     kind = options_class(base)
     default = kind(**{entry.name: getattr(base, entry.name) for entry in fields(RunConfig)})
@@ -51,6 +52,19 @@ def parse_config(argv: list[str], base: RunConfig) -> RunConfig:
     description += "".join(f"\n\n{option}: {names}." for option, names in choices().items())
     read = tyro.cli(kind, prog="thinwire train", description=description, args=argv, default=default, use_underscores=True)
     return RunConfig(**{entry.name: getattr(read, entry.name) for entry in fields(RunConfig)})
+
+
+def as_flags(argv: list[str], switches: Set[str]) -> list[str]:
+    """Turn `--section.field true` and `false`, as a config file would say it, into the flags that the parser knows."""
+    found: list[str] = []
+    for token in argv:
+        before = found[-1][2:].replace("-", "_") if found and found[-1].startswith("--") else ""
+        if before in switches and token in ("true", "false"):
+            section, _, name = before.rpartition(".")
+            found[-1] = f"--{section}.{name}" if token == "true" else f"--{section}.no_{name}"
+        else:
+            found.append(token)
+    return found
 
 
 def options_class(base: RunConfig) -> Any:

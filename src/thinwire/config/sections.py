@@ -106,6 +106,8 @@ class DataConfig:
     """Most tokens taken from the source for each split."""
     cache: str = "~/.cache/thinwire"
     """Folder for trained tokenizers and token files."""
+    everywhere: bool = False
+    """Every stage reads the data itself, so that no token ids have to cross the boundaries."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,19 @@ if TYPE_CHECKING:  # a supervisor asks for the count without torch
     from thinwire.model.huggingface import HuggingFace
 
 
-INGREDIENTS = ("head_dim", "ffn_kind", "rope_kind", "window", "qk_norm", "attention_bias", "ffn_bias", "output_bias", "output_dropout")
-INGREDIENTS += ("norm_reorder", "branch_norm_gains")
+INGREDIENTS: tuple[str, ...] = (
+    "head_dim",
+    "ffn_kind",
+    "rope_kind",
+    "window",
+    "qk_norm",
+    "attention_bias",
+    "ffn_bias",
+    "output_bias",
+    "output_dropout",
+    "norm_reorder",
+    "branch_norm_gains",
+)
 """Settings of `[model]` that an architecture may have or not; those that shape embedding and head are the stage's, so all have them."""
 
 

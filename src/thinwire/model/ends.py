@@ -38,6 +38,15 @@ class Measuring(Protocol):
         ...
 
 
+@runtime_checkable
+class Learning(Protocol):
+    """An end, or a part of one, that both sides of a boundary have and that learns alike on both, without a word between them."""
+
+    def commit(self) -> None:
+        """Learn from the step that all have agreed on."""
+        ...
+
+
 class Shared(nn.Module):
     """A parameter that both sides of a boundary use: a submodule of the exit, which owns it, and of the entry, which holds a copy.
 

@@ -16,7 +16,7 @@ from thinwire.config.sections import ModelConfig
 from thinwire.model.architecture import find_architecture
 from thinwire.model.block import Dropout, KVCache, Pass
 from thinwire.model.cut import StagePlan, constrained_layers
-from thinwire.model.ends import Context, Measuring, Shared, StageCodec
+from thinwire.model.ends import Context, Learning, Measuring, Shared, StageCodec
 from thinwire.model.initial import EMBEDDING_STD, draw_normal
 from thinwire.model.names import EMBEDDING, HEAD, split_block_name
 from thinwire.model.noise import key
@@ -111,6 +111,16 @@ class Stage(nn.Module):
     def dtype(self) -> torch.dtype:
         """Return the number format of its weights, and of its loss and logits."""
         return next(self.parameters()).dtype
+
+    @property
+    def entry(self) -> nn.Module | None:
+        """Return the module that reads what the stage receives; the first stage has none."""
+        return next(iter(self.entries.values()), None)
+
+    @property
+    def exit(self) -> nn.Module | None:
+        """Return the module that makes what the stage sends; the last stage has none."""
+        return next(iter(self.exits.values()), None)
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -221,15 +231,21 @@ class Stage(nn.Module):
         """List this stage's copies of what the stage before owns."""
         return [module for module in self.entries.modules() if isinstance(module, Shared)]
 
-    def drop_shared_gradients(self) -> None:
-        """Forget the gradients of what is shared with the neighbours: they count only in the steps after which it is updated."""
-        for shared in (*self.owned(), *self.copies()):
-            shared.weight.grad = None
-
     def trained(self) -> dict[str, nn.Parameter]:
         """Return by name the parameters that this stage's optimizer updates: all but those shared with a neighbour."""
         apart = {id(shared.weight) for shared in (*self.owned(), *self.copies())}
         return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in apart}
+
+    def commit_ends(self) -> None:
+        """End a step that all have agreed on at the boundaries, where both sides do the same.
+
+        What learns by itself learns; gradients of what is shared are dropped: they count only in the steps after which it is updated.
+        """
+        for module in (*self.entries.modules(), *self.exits.modules()):
+            if isinstance(module, Shared):
+                module.weight.grad = None
+            elif isinstance(module, Learning):
+                module.commit()
 
     def figures(self) -> dict[str, float]:
         """Return what the ends have measured of the step, named by the layer behind their boundary."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.codecs.base import Codec, WireSpec
@@ -25,28 +25,37 @@ class Packed:
     tensors: tuple[bytes, ...]
 
 
-def ids_spec(batch: int, time: int, vocabulary: int) -> TensorSpec:
+def ids_spec(batch: int, time: int, vocabulary: int, exact: bool = True) -> TensorSpec:
     """Describe the ids that ride forward, time + 1 per sequence: uint16 where the vocabulary fits, else int32."""
     raw = TensorSpec.raw((batch, time + 1), torch.uint16 if vocabulary <= 2**16 else torch.int32)
-    return TensorSpec(raw.shape, raw.dtype, raw.forward_bytes, 0)
+    return TensorSpec(raw.shape, raw.dtype, raw.forward_bytes, 0, exact)
+
+
+def ids_slot(codec: Codec, batch: int, time: int, *, known: bool = False) -> Slot:
+    """Describe the ids that ride forward, time + 1 per sequence; those that the receiver knows do not travel."""
+    return Slot(ids_spec(batch, time, codec.model.vocabulary, codec.exact_ids), None, "forward", known)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of a payload in one direction; `index` is the codec's number for it, None for the ids."""
+    """One tensor of a payload in one direction; `index` is the codec's number for it, None for ids, of which those forward are coded."""
 
     spec: TensorSpec
     index: int | None
     direction: Direction
+    known: bool = False
+    """Whether the receiver has it by itself, and it takes no byte."""
 
     def pack(self, codec: Codec, tensor: Tensor) -> bytes:
         if self.index is None:
-            return raw_bytes(tensor.to(self.spec.dtype))
+            ids = tensor.to(self.spec.dtype)
+            return codec.pack_ids(ids) if self.direction == "forward" else raw_bytes(ids)
         return codec.pack(self.index, tensor, self.direction)
 
     def unpack(self, codec: Codec, data: Buffer) -> Tensor:
         if self.index is None:
-            return checked_ids(from_raw_bytes(data, self.spec), codec.model.vocabulary)
+            ids = codec.unpack_ids(data, self.spec) if self.direction == "forward" else from_raw_bytes(data, self.spec)
+            return checked_ids(ids, codec.model.vocabulary)
         return codec.unpack(self.index, data, self.spec, self.direction)
 
 
@@ -60,19 +69,24 @@ def checked_ids(ids_BT1: Tensor, vocabulary: int) -> Tensor:
     return ids_BT1
 
 
-def slots(codec: Codec, batch: int, context: int) -> dict[Direction, tuple[Slot, ...]]:
-    """List what crosses a boundary for one microbatch: ids and payload forward, the payload's gradient backward."""
-    tensors, ids = codec.spec(batch, context).tensors, ids_spec(batch, context, codec.model.vocabulary)
+def slots(codec: Codec, batch: int, context: int, *, known_ids: bool = False) -> dict[Direction, tuple[Slot, ...]]:
+    """List what crosses a boundary for one microbatch: ids, unless all stages know them, and payload forward, its gradient backward."""
+    tensors, ids = codec.spec(batch, context).tensors, ids_slot(codec, batch, context, known=known_ids)
     forward, backward = (tuple(Slot(spec, index, way) for index, spec in enumerate(tensors)) for way in DIRECTIONS)
-    return {"forward": (Slot(ids, None, "forward"), *forward), "backward": backward}
+    return {"forward": (ids, *forward), "backward": backward}
 
 
 class Boundary:
     """Carry payloads of one fixed form."""
 
-    def __init__(self, codec: Codec, batch: int, time: int) -> None:
-        self.codec = codec
-        each = slots(codec, batch, time)
+    def __init__(
+        self, codec: Codec, batch: int, time: int, ends: tuple[nn.Module, nn.Module] | None = None, *, known_ids: bool = False
+    ) -> None:
+        """Join the exit of one stage and the entry of the next, which a codec that learns at its ends must be given."""
+        exit, entry = (codec, codec) if ends is None else map(codec.with_end, ends)
+        self.packing = {"forward": exit, "backward": entry}
+        self.unpacking = {"forward": entry, "backward": exit}
+        each = slots(codec, batch, time, known_ids=known_ids)
         self.ids_slot, *payload = each["forward"]
         self.payload = {"forward": payload, "backward": each["backward"]}
         self.spec: WireSpec = codec.spec(batch, time)
@@ -81,8 +95,8 @@ class Boundary:
     def pack(self, tensors: Sequence[Tensor], direction: Direction, version: int, ids_BT1: Tensor | None = None) -> Packed:
         """Turn a payload into bytes."""
         started = time.perf_counter()
-        ids = b"" if ids_BT1 is None else self.ids_slot.pack(self.codec, ids_BT1)
-        parts = tuple(slot.pack(self.codec, tensor) for slot, tensor in zip(self.payload[direction], tensors, strict=True))
+        ids = b"" if ids_BT1 is None or self.ids_slot.known else self.ids_slot.pack(self.packing["forward"], ids_BT1)
+        parts = tuple(slot.pack(self.packing[direction], tensor) for slot, tensor in zip(self.payload[direction], tensors, strict=True))
         self.meter.encode_seconds += time.perf_counter() - started
         return Packed(version, ids, parts)
 
@@ -103,10 +117,12 @@ class Boundary:
         if len(packed.tensors) != len(self.spec.tensors):
             raise ValueError(f"payload of {len(packed.tensors)} tensors where {len(self.spec.tensors)} were declared")
         started = time.perf_counter()
-        tensors = tuple(slot.unpack(self.codec, data) for slot, data in zip(self.payload[direction], packed.tensors, strict=True))
+        tensors = tuple(
+            slot.unpack(self.unpacking[direction], data) for slot, data in zip(self.payload[direction], packed.tensors, strict=True)
+        )
         self.meter.decode_seconds += time.perf_counter() - started
         return tensors
 
     def unpack_ids(self, packed: Packed) -> Tensor:
         """Return the ids that rode with a payload."""
-        return self.ids_slot.unpack(self.codec, packed.ids).to(torch.int64)
+        return self.ids_slot.unpack(self.unpacking["forward"], packed.ids).to(torch.int64)

@@ -45,7 +45,8 @@ def evaluate_by_stage(config: RunConfig, windows_NT1: Tensor, fill: Fill, *, ste
             leave_ends_out(stage, codec.compute)
         boundary = None
         if boundaries and not stage.plan.last:
-            boundary = Boundary(codec.at(stage.plan.layers.stop), microbatch, windows_NT1.shape[1] - 1)
+            assert stage.exit is not None  # both ends know the same: one is enough
+            boundary = Boundary(codec.at(stage.plan.layers.stop), microbatch, windows_NT1.shape[1] - 1, (stage.exit, stage.exit))
         for number, part in enumerate(rows):
             context = Context(step, samples_N[part], training=False)
             with torch.autocast("cpu", torch.bfloat16, enabled=config.train.dtype == "bf16"):

@@ -7,6 +7,7 @@ forward, because the sampled id comes back along the chain. The forms of both ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from thinwire.model.block import KVCache
 from thinwire.model.ends import Context
 from thinwire.model.stage import Stage
 from thinwire.pipeline.backend import MESSAGE_BYTES, Port, form
-from thinwire.pipeline.boundary import Slot, ids_spec
+from thinwire.pipeline.boundary import Slot, ids_slot, ids_spec
+from thinwire.pipeline.inprocess import ends_between
 from thinwire.pipeline.meter import Meter
 
 CHUNK = 64
@@ -35,7 +37,7 @@ Choose = Callable[[Tensor], int]
 
 def forward_slots(codec: Codec, time: int) -> tuple[Slot, ...]:
     """List what crosses a boundary for so many tokens: prompt tokens bring their ids."""
-    ids = (Slot(ids_spec(1, time - 1, codec.model.vocabulary), None, "forward"),) if time > 1 else ()
+    ids = (ids_slot(codec, 1, time - 1),) if time > 1 else ()
     return (*ids, *(Slot(spec, index, "forward") for index, spec in enumerate(codec.spec(1, time).tensors)))
 
 
@@ -89,8 +91,11 @@ class Writer:
 
     def __init__(self, stages: list[Stage], codec: Codec, step: int, dtype: Dtype) -> None:
         self.readers = [Reader(stage, step, dtype) for stage in stages]
-        self.codecs = [codec.at(stage.plan.layers.stop) for stage in stages[:-1]]
-        self.meters = [Meter() for _ in self.codecs]
+        self.boundaries = [
+            tuple(map(codec.at(before.plan.layers.stop).with_end, ends_between(before, behind))) for before, behind in pairwise(stages)
+        ]
+        """The codec of each boundary as its sender and as its receiver use it."""
+        self.meters = [Meter() for _ in self.boundaries]
         """Payload bytes of new tokens at each boundary."""
 
     def write(self, prompt: Sequence[int], limit: int, end: int | None, choose: Choose) -> Iterator[int]:
@@ -108,14 +113,14 @@ class Writer:
     def _through(self, ids: list[int], count: int) -> Tensor:
         """Read tokens with all stages; return the logits behind the last real one."""
         payload: Sequence[Tensor] = ()
-        for reader, codec, meter in zip(self.readers[:-1], self.codecs, self.meters, strict=True):
-            slots = [slot for slot in forward_slots(codec, len(ids)) if slot.index is not None]
-            packed = [slot.pack(codec, tensor) for slot, tensor in zip(slots, reader.read(ids, payload, count), strict=True)]
-            payload = [slot.unpack(codec, data) for slot, data in zip(slots, packed, strict=True)]
+        for reader, (sender, receiver), meter in zip(self.readers[:-1], self.boundaries, self.meters, strict=True):
+            slots = [slot for slot in forward_slots(sender, len(ids)) if slot.index is not None]
+            packed = [slot.pack(sender, tensor) for slot, tensor in zip(slots, reader.read(ids, payload, count), strict=True)]
+            payload = [slot.unpack(receiver, data) for slot, data in zip(slots, packed, strict=True)]
             if len(ids) == 1:
                 meter.tokens += 1
                 meter.forward += sum(map(len, packed))
-                meter.backward += chosen_slot(codec).spec.backward_bytes
+                meter.backward += chosen_slot(sender).spec.backward_bytes
         return self.readers[-1].read(ids, payload, count)[0]
 
 
@@ -125,7 +130,9 @@ class WorkerWriter:
     def __init__(self, reader: Reader, codec: Codec, left: Link | None, right: Link | None) -> None:
         self.reader = reader
         layers, self.version = reader.stage.plan.layers, reader.stage.stream.version
-        before, behind = codec.at(layers.start), codec.at(layers.stop)
+        entry, exit = reader.stage.entry, reader.stage.exit
+        before = codec.at(layers.start) if entry is None else codec.at(layers.start).with_end(entry)
+        behind = codec.at(layers.stop) if exit is None else codec.at(layers.stop).with_end(exit)
         self.left = {time: _port(left, before, time, downstream=False) for time in (CHUNK, 1)} if left else None
         self.right = {time: _port(right, behind, time, downstream=True) for time in (CHUNK, 1)} if right else None
         self.meters = [self.right[1].meter] if self.right else []

@@ -7,10 +7,11 @@ accumulated in the order of the microbatches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.codecs.base import DTYPES, Codec
 from thinwire.codecs.build import make_codec
@@ -34,7 +35,13 @@ def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
     microbatch = config.microbatch
-    return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype)
+    return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype, known_ids=config.data.everywhere)
+
+
+def ends_between(before: Stage, behind: Stage) -> tuple[nn.Module, nn.Module]:
+    """Return the exit of a stage and the entry of the next."""
+    assert before.exit is not None and behind.entry is not None
+    return before.exit, behind.entry
 
 
 def gradient_of(shared: Shared) -> Tensor:
@@ -46,13 +53,18 @@ def gradient_of(shared: Shared) -> Tensor:
 class Pipeline:
     """Run microbatches through the stages and their boundaries."""
 
-    def __init__(self, stages: list[Stage], codec: Codec, microbatch: int, time: int, dtype: Dtype = "fp32") -> None:
+    def __init__(
+        self, stages: list[Stage], codec: Codec, microbatch: int, time: int, dtype: Dtype = "fp32", *, known_ids: bool = False
+    ) -> None:
         if len({stage.stream.fingerprint() for stage in stages}) != 1:
             raise ValueError("the stages do not agree on basis and fixed features; start them from the same seed and settings")
         self.stages = stages
         self.codec = codec
         self.microbatch = microbatch
-        self.boundaries = [Boundary(codec.at(stage.plan.layers.start), microbatch, time) for stage in stages[1:]]
+        self.boundaries = [
+            Boundary(codec.at(behind.plan.layers.start), microbatch, time, ends_between(before, behind), known_ids=known_ids)
+            for before, behind in pairwise(stages)
+        ]
         self.traffic = Traffic([boundary.meter for boundary in self.boundaries])
         self.device = stages[0].device
         self.in_flight = [1] * len(stages)
@@ -72,7 +84,7 @@ class Pipeline:
         if shares:
             self._update_copies(rate_factor)
         for stage in self.stages:
-            stage.drop_shared_gradients()
+            stage.commit_ends()
         return rotations
 
     def _move_basis(self) -> list[Tensor]:
@@ -146,7 +158,8 @@ class Pipeline:
             if context.training:
                 boundary.count(packed, "forward")
             sent.append(payload)
-            ids_BT1 = boundary.unpack_ids(packed).to(self.device)
+            if not boundary.ids_slot.known:
+                ids_BT1 = boundary.unpack_ids(packed).to(self.device)
             unpacked = boundary.unpack(packed, "forward", self.stages[index + 1].stream.version)
             payload = tuple(tensor.to(self.device).requires_grad_(context.training) for tensor in unpacked)
             received.append(payload)

@@ -84,7 +84,8 @@ class WorkerPipeline:
     def _boundaries(self) -> dict[int, BoundaryForm]:
         plan, microbatches, context = self.stages[0].plan, self.config.pipeline.microbatches, self.config.model.context
         sides = [side for side, missing in ((-1, plan.first), (1, plan.last)) if not missing]
-        return {side: boundary_form(self.cuts[side], self.microbatch, context, microbatches, downstream=side > 0) for side in sides}
+        form, known_ids = (self.microbatch, context, microbatches), self.config.data.everywhere
+        return {side: boundary_form(self.cuts[side], *form, downstream=side > 0, known_ids=known_ids) for side in sides}
 
     def open(self, links: Links, group: Control, report: Report = lambda event: None) -> None:
         """Join the other stages over the opened links of an epoch: share basis and parameters, and agree on the schedule.
@@ -94,8 +95,9 @@ class WorkerPipeline:
         (stage,) = self.stages
         index = stage.plan.index
         self.links, self.group = links, group
+        ends = {side: self.cuts[side].with_end(end) for side, end in ((-1, stage.entry), (1, stage.exit)) if end is not None}
         self.ports = {
-            index + side: boundary_port(link, self.cuts[side], self.boundaries[side])
+            index + side: boundary_port(link, ends[side], self.boundaries[side])
             for side, link in ((-1, links.left), (1, links.right))
             if link is not None
         }
@@ -155,20 +157,22 @@ class WorkerPipeline:
         turn = max(self.engine.measure(), transmission)
         return Outcome(START, None, 0.0, turn_seconds=turn, delay_seconds=latency + transmission)
 
-    def _begin(self, counting: bool) -> None:
+    def _begin(self, counting: bool, batch_BT1: Tensor | None) -> Tensor | None:
+        """Begin a run of the engine; return what it takes from here: the batch, on the first stage."""
         version = self.stages[0].stream.version  # which moves between runs alone
         for port in self.ports.values():
-            port.begin(self.runs, version=version, counting=counting)
+            port.begin(self.runs, version=version, counting=counting, ids=batch_BT1)
         self.runs += 1
+        return batch_BT1 if self.stages[0].plan.first else None
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients; the last stage returns the batch's mean loss."""
         for link in self.links.replicas.values():
             if link.error is not None:  # one that this step may not need: whoever was replaced there must not wait until one does
                 raise link.error
-        self._begin(counting=True)
+        own = self._begin(True, batch_BT1)
         self._forget_waits()
-        return self.engine.step(batch_BT1, step, first_sample)
+        return self.engine.step(own, step, first_sample)
 
     def _forget_waits(self) -> None:
         """Begin to count anew: what start-up or a validation has sent and waited for is not the next step's."""
@@ -184,8 +188,7 @@ class WorkerPipeline:
         total, size = 0.0, self.config.replica_batch
         for start in range(0, rows, size):
             part = None if batch_BT1 is None else _filled(batch_BT1[start : start + size], size)
-            self._begin(counting=False)
-            losses = self.engine.evaluate(part, step, start)
+            losses = self.engine.evaluate(self._begin(False, part), step, start)
             used = min(size, rows - start) // self.microbatch
             total += sum(losses[:used])
         return total * self.microbatch / rows if self.stages[0].plan.last else None
@@ -229,7 +232,7 @@ class WorkerPipeline:
         rotations = self._move_basis() if moves else []
         if shares:
             self._update_copies(rate_factor)
-        self.stages[0].drop_shared_gradients()
+        self.stages[0].commit_ends()
         return rotations
 
     def _move_basis(self) -> list[Tensor]:

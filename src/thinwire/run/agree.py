@@ -83,9 +83,9 @@ def begin(training: Training, start: Start) -> None:
 
 
 def agree_on_data(training: Training, start: Start) -> dict[str, Any]:
-    """Open the data where it is needed, on first stages; return what replica 0 tells all others of it."""
+    """Open the data where it is needed, on first stages or on all; return what replica 0 tells all others of it."""
     config, group, told = training.config, training.group, None
-    if training.has_first:
+    if training.has_first or config.data.everywhere:
         start.data = start.data or read_data(training)
         if start.validation_BT1 is None:
             start.validation_BT1 = validation_batch(start.data, config.train.validation_sequences, training.compute.microbatch)
@@ -94,11 +94,12 @@ def agree_on_data(training: Training, start: Start) -> dict[str, Any]:
         told["summarised"] = summarised(training.folder)
     elif not start.recovering:
         training.report({"awaiting": str(WorkerId(group.replica, 0))})
-    about = group.announce(told, forms.ABOUT_DATA)
+    about = group.announce(told if training.has_first else None, forms.ABOUT_DATA)
     if told is not None and about["data"] != told["data"]:
+        who = f"replica {group.replica}" if training.has_first else f"stage {training.compute.stages[0].plan.index}"
         raise ValueError(
-            f"replica {group.replica} reads other data than replica 0 (fingerprints {told['data']} and {about['data']}); "
-            "give all replicas the same source and tokenizer"
+            f"{who} reads other data than {'replica' if training.has_first else 'stage'} 0 (fingerprints {told['data']} and "
+            f"{about['data']}); give all the same source and tokenizer{'' if training.has_first else ', or leave data.everywhere out'}"
         )
     training.validation_rows = about["validation_rows"]
     return about
@@ -109,7 +110,7 @@ def read_data(training: Training) -> Data:
     config, train = training.config, training.config.train
     training.report({"reading": f"data.source {config.data.source!r}"})
     data = open_data(config.data, config.model, config.seed, training.report)
-    if training.group.replica == 0:
+    if training.group.replica == 0 and training.has_first:
         tokens = {"corpus": len(data.train.windows.stream), "tokens_per_step": train.batch * config.model.context}
         passes = train.steps * train.batch / len(data.train)
         training.report({**tokens, "steps": train.steps, "passes": passes, "limited": train.seconds is not None})
