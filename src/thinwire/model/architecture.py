@@ -75,7 +75,10 @@ class Architecture:
         raise NotImplementedError
 
     def tables(self, model: ModelConfig, positions: range) -> tuple[Tensor, ...]:
-        """Compute in fp64 what blocks know of positions, a row for each; they come back in `Pass.tables`, in the compute format."""
+        """Compute in fp64 what blocks know of positions, a row for each; they come back in `Pass.tables`, in the compute format.
+
+        The end of the positions is the length of the sequence so far, on which they may depend.
+        """
         return ()
 
     def writers(self, model: ModelConfig) -> Mapping[str, int]:
