@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from checkpoint.support import change_manifest
 from runs import train, unhurried
@@ -49,6 +50,21 @@ def test_four_then_two_then_three_stages(config, tmp_path, words):
     folders = checkpoint.steps(run)
     assert [checkpoint.step_of(folder) for folder in folders] == [5, 6]
     assert all(folder.name.split("-")[2] == "2" and len(list(folder.iterdir())) == 6 for folder in folders)
+
+
+def test_statistics_of_an_entropy_coded_boundary_stay_at_their_cut_and_begin_anew_at_others(config, tmp_path):
+    words = ("--train.decay", "0", "--pipeline.stages", "4", "--train.checkpoint_every", "1", "--model.free_layers", "1")
+    run = tmp_path / "run"
+    train(config, run, *words, "--codec.entropy", "true", "--codec.bits", "4", "--train.steps", "3")
+    go_on(run, 4, "--pipeline.stages", "2", "--pipeline.split", "1,3")
+    before = load_file(checkpoint.steps(run)[-1] / "stage-0.safetensors")
+    assert before["exits.1.second.statistics.activations.age"] == 4
+    again = go_on(run, 6, "--pipeline.stages", "3")
+    ages = {}
+    for stage in range(3):
+        held = load_file(checkpoint.steps(run)[-1] / f"stage-{stage}.safetensors")
+        ages |= {name.split(".second.")[0]: int(tensor) for name, tensor in held.items() if name.endswith("activations.age")}
+    assert again["stages"] == 3 and ages == {"exits.2": 2, "entries.2": 2, "exits.3": 2, "entries.3": 2}
 
 
 def test_single_precision_and_a_few_bits(config, tmp_path):

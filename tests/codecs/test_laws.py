@@ -24,7 +24,11 @@ CODED = {"rate": 2.0}, {"bits": 3}, {"rate": 0.5, "backward_rate": 1.5, "roundin
 ENTROPY = ("dense", "subspace", "anchored", "bottleneck", "autoencoder", "randomk")
 """Codecs that entropy coding can stand behind."""
 VARIANTS += [(name, {"entropy": True} | aim) for name in ENTROPY for aim in CODED]
-VARIANTS += [("dense", {"dtype": "fp32", "entropy": True, "rate": 1.0}), ("randomk", {"entropy": True, "bits": 4, "warmup": 5, "step": 5})]
+VARIANTS += [
+    ("dense", {"dtype": "fp32", "entropy": True, "rate": 1.0}),
+    ("hadamard", {"entropy": True}),
+    ("randomk", {"entropy": True, "bits": 4, "warmup": 5, "step": 5}),
+]
 INPUTS = {
     "gaussian": lambda shape: torch.randn(shape, generator=torch.Generator().manual_seed(1)),
     "zeros": torch.zeros,

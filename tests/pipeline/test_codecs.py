@@ -17,6 +17,8 @@ VARIANTS += [
     ("dense", {"bits": 4}),
     ("subspace", {"rank": 5, "bits": 3}),
     ("anchored", {"rank": 6, "bits": 4, "projector": "learned", "ngrams": 2, "anchors": "factorised"}),
+    ("subspace", {"rank": 5, "entropy": True, "rate": 2.0}),
+    ("anchored", {"rank": 6, "entropy": True, "bits": 4, "backward_rate": 2.5}),
     ("topk", {"bits": 4}),
     ("topk", {"warmup": 1}),
     ("topk", {"warmup": 0, "from_layer": 3}),

@@ -29,7 +29,7 @@ from thinwire.checkpoint.manifest import (
     tensors_path,
 )
 from thinwire.checkpoint.survey import is_undamaged
-from thinwire.model.names import boundary_of
+from thinwire.model.names import boundary_of, is_statistic
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.files import matching
@@ -147,9 +147,10 @@ def merge(folder: Path, parts: list[Tensors]) -> Tensors:
 
 
 def of_stage(stage: Stage, tensors: Tensors) -> Tensors:
-    """Choose a stage's weights and the optimizer state of its parameters among those of all stages."""
-    wanted, trained = stage.state_dict().keys(), stage.trained().keys()
-    return {
+    """Choose a stage's weights and the optimizer state of its parameters among those of all stages; at new cuts statistics begin anew."""
+    wanted, trained = stage.state_dict(), stage.trained().keys()
+    fresh = {name: tensor.clone() for name, tensor in wanted.items() if is_statistic(name) and name not in tensors}
+    return fresh | {
         name: tensor
         for name, tensor in tensors.items()
         if name in wanted or (name.startswith(OPTIMIZER) and name.removeprefix(OPTIMIZER).rpartition("/")[0] in trained)

@@ -39,18 +39,18 @@ PLAIN = np.dtype("<i2")
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values, ids_BT, context, end):
-        number, steps = end.activations.in_steps(values, ids_BT, context)
+        number, steps = end.statistics.activations.in_steps(values, ids_BT, context)
         ctx.rest = ids_BT, context, end, values.dtype, number
         ctx.save_for_backward(steps if end.rate_penalty else steps.new_zeros(0))
-        return end.activations.quantize(number, steps, ids_BT, context)
+        return end.statistics.activations.quantize(number, steps, ids_BT, context)
 
     @staticmethod
     def backward(ctx, row):
         ids_BT, context, end, dtype, number = ctx.rest
-        gradient = end.gradients.dequantize(row, ids_BT, context)
+        gradient = end.statistics.gradients.dequantize(row, ids_BT, context)
         if end.rate_penalty and context.training:
             # A step size that follows the rate alone lets the network outgrow it: whoever writes larger values gets them through.
-            gradient = gradient + end.rate_penalty * end.activations.slope(number, *ctx.saved_tensors)
+            gradient = gradient + end.rate_penalty * end.statistics.activations.slope(number, *ctx.saved_tensors)
         return gradient.to(dtype), None, None, None
 
 
@@ -58,58 +58,63 @@ class _Receive(torch.autograd.Function):
     @staticmethod
     def forward(ctx, row, ids_BT, context, end):
         ctx.rest = ids_BT, context, end
-        return end.activations.dequantize(row, ids_BT, context)
+        return end.statistics.activations.dequantize(row, ids_BT, context)
 
     @staticmethod
     def backward(ctx, gradient):
         ids_BT, context, end = ctx.rest
-        number, steps = end.gradients.in_steps(gradient, ids_BT, context)
+        number, steps = end.statistics.gradients.in_steps(gradient, ids_BT, context)
         noise = end.noise(steps.shape, context).to(steps.dtype) if end.stochastic else None
         if end.sample and noise is None:
             steps = sampled(steps, end.sample, end.noise(ids_BT.shape, context).to(steps.dtype))
-        return end.gradients.quantize(number, steps, ids_BT, context, noise), None, None, None
+        return end.statistics.gradients.quantize(number, steps, ids_BT, context, noise), None, None, None
+
+
+class Statistics(nn.Module):
+    """What both ends have learnt of what crosses: a model of each direction's codes, and one of the ids."""
+
+    def __init__(self, activations: CodeModel, gradients: CodeModel, ids: IdModel) -> None:
+        super().__init__()
+        self.activations, self.gradients, self.ids = activations, gradients, ids
+
+    def of(self, direction: Direction) -> CodeModel:
+        return self.activations if direction == "forward" else self.gradients
 
 
 class EntropyEnd(nn.Module):
-    """What both ends have: a model of each direction's codes."""
+    """What exit and entry have in common; the name of the part is what checkpoints know it by (`model/names.py`)."""
 
-    def __init__(self, activations: CodeModel, gradients: CodeModel, vocabulary: int) -> None:
+    def __init__(self, statistics: Statistics) -> None:
         super().__init__()
-        self.activations, self.gradients, self.ids = activations, gradients, IdModel(vocabulary)
-
-    @property
-    def models(self) -> dict[Direction, CodeModel]:
-        return {"forward": self.activations, "backward": self.gradients}
+        self.statistics = statistics
 
 
 class EntropyExit(EntropyEnd):
     """Turn values into a row of codes."""
 
-    def __init__(self, activations: CodeModel, gradients: CodeModel, vocabulary: int, rate_penalty: float) -> None:
-        super().__init__(activations, gradients, vocabulary)
+    def __init__(self, statistics: Statistics, rate_penalty: float) -> None:
+        super().__init__(statistics)
         self.rate_penalty = rate_penalty
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
-        self.ids.see(ids_BT, context)
+        self.statistics.ids.see(ids_BT, context)
         return (_Send.apply(stream, ids_BT, context, self),)
 
     def figures(self) -> dict[str, float]:
         """Return the bits per value of the last step."""
-        return {"forward_rate": self.activations.rate} if self.activations.rate >= 0 else {}
+        return {"forward_rate": self.statistics.activations.rate} if self.statistics.activations.rate >= 0 else {}
 
 
 class EntropyEntry(EntropyEnd):
     """Turn a row of codes back into values; quantise the gradient on its way out."""
 
-    def __init__(
-        self, activations: CodeModel, gradients: CodeModel, model: ModelConfig, options: CodecOptions, layer: int, seed: int
-    ) -> None:
-        super().__init__(activations, gradients, model.vocabulary)
+    def __init__(self, statistics: Statistics, options: CodecOptions, layer: int, seed: int) -> None:
+        super().__init__(statistics)
         self.stochastic, self.sample = options.rounding == "stochastic", options.sample
         self.layer, self.seed = layer, seed
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
-        self.ids.see(ids_BT, context)
+        self.statistics.ids.see(ids_BT, context)
         return _Receive.apply(payload[0], ids_BT, context, self)
 
     def noise(self, shape: torch.Size, context: Context) -> Tensor:
@@ -118,7 +123,7 @@ class EntropyEntry(EntropyEnd):
 
     def figures(self) -> dict[str, float]:
         """Return the bits per value of the last step's gradient."""
-        return {"backward_rate": self.gradients.rate} if self.gradients.rate >= 0 else {}
+        return {"backward_rate": self.statistics.gradients.rate} if self.statistics.gradients.rate >= 0 else {}
 
 
 def sampled(steps_BTK: Tensor, limit: float, noise_BT: Tensor) -> Tensor:
@@ -145,26 +150,26 @@ class Entropy(Codec):
         super().__init__(options, model, seed=seed, compute=compute)
         check_options(options)
         self.channels = width
-        rate = options.rate if options.backward_rate is None else options.backward_rate
-        bits = options.bits if options.backward_bits is None else options.backward_bits
+        same = options.backward_rate is None and options.backward_bits is None
+        forward = Aim(options.rate, options.bits)
         self.aims: dict[Direction, Aim] = {
-            "forward": Aim(options.rate, None if options.rate is not None else options.bits),
-            "backward": Aim(rate, None if rate is not None else bits),
+            "forward": forward,
+            "backward": forward if same else Aim(options.backward_rate, options.backward_bits),
         }
 
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
         entry = exit = None
         if not plan.first:
-            entry = EntropyEntry(*self._models(), self.model, self.options, plan.layers.start, self.seed)
+            entry = EntropyEntry(self._statistics(), self.options, plan.layers.start, self.seed)
         if not plan.last:
-            exit = EntropyExit(*self._models(), self.model.vocabulary, self.options.rate_penalty)
+            exit = EntropyExit(self._statistics(), self.options.rate_penalty)
         return entry, exit
 
-    def _models(self) -> tuple[CodeModel, CodeModel]:
-        """Make the models of one end; gradients of a token have no mean worth a table."""
-        zone, compute = self.options.dead_zone, self.compute
-        forward = CodeModel(self.channels, self.model.vocabulary, self.aims["forward"], zone, compute)
-        return forward, CodeModel(self.channels, 0, self.aims["backward"], zone, compute)
+    def _statistics(self) -> Statistics:
+        """Make what one end learns; gradients are not predicted, for the error of a prediction that is added back is a bias."""
+        zone, compute, vocabulary = self.options.dead_zone, self.compute, self.model.vocabulary
+        activations = CodeModel(self.channels, vocabulary, self.aims["forward"], zone, compute)
+        return Statistics(activations, CodeModel(self.channels, 0, self.aims["backward"], zone, compute), IdModel(vocabulary))
 
     def with_end(self, end: nn.Module) -> Codec:
         assert isinstance(end, EntropyEnd)
@@ -179,7 +184,7 @@ class Entropy(Codec):
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
         assert self.end is not None, UNBOUND
-        coding = self.end.models[direction].coding()
+        coding = self.end.statistics.of(direction).coding()
         row = tensor.detach().cpu().to(torch.int64).numpy()
         number, codes_NK = int(row[0]), row[1:].reshape(-1, self.channels)
         head = number.to_bytes(2, "little", signed=True) + bytes([coding.check])
@@ -189,7 +194,7 @@ class Entropy(Codec):
 
     def unpack(self, slot: int, data: Buffer, spec: TensorSpec, direction: Direction) -> Tensor:
         assert self.end is not None, UNBOUND
-        coding, view, most = self.end.models[direction].coding(), memoryview(data), spec.size(direction)
+        coding, view, most = self.end.statistics.of(direction).coding(), memoryview(data), spec.size(direction)
         if not HEADER < len(view) <= most:
             raise ValueError(f"payload of {len(view)} bytes where {HEADER + 1} to {most} were declared for {spec.shape} codes")
         number, body = int.from_bytes(view[:2], "little", signed=True), view[HEADER:]
@@ -205,14 +210,14 @@ class Entropy(Codec):
 
     def pack_ids(self, ids: Tensor) -> bytes:
         assert self.end is not None, UNBOUND
-        data, plain = encode_ids(ids.cpu().to(torch.int64).numpy(), self.end.ids.table()), raw_bytes(ids)
+        data, plain = encode_ids(ids.cpu().to(torch.int64).numpy(), self.end.statistics.ids.table()), raw_bytes(ids)
         return data if len(data) < len(plain) else plain
 
     def unpack_ids(self, data: Buffer, spec: TensorSpec) -> Tensor:
         assert self.end is not None, UNBOUND
         if len(data) >= spec.forward_bytes:
             return from_raw_bytes(data, spec)
-        ids = decode_ids(data, math.prod(spec.shape), self.end.ids.table())
+        ids = decode_ids(data, math.prod(spec.shape), self.end.statistics.ids.table())
         return torch.from_numpy(ids).to(spec.dtype).view(spec.shape)
 
     def error_bound(self, source: Tensor) -> None:

@@ -6,6 +6,8 @@ import re
 
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
 BLOCK = re.compile(r"layers\.(\d+)\.(.+)")
+STATISTICS = "statistics"
+"""The part of an end that holds statistics."""
 BOUNDARY = re.compile(r"(?:entries|exits)\.(\d+)\.")
 
 
@@ -21,6 +23,11 @@ def split_block_name(name: str) -> tuple[int, str] | None:
 
 
 def boundary_of(name: str) -> int | None:
-    """Return the layer behind the boundary whose end has this parameter; None for a parameter of the network itself."""
+    """Return the layer behind the boundary whose end has this parameter; None for a parameter of the network itself, or a statistic."""
     match = BOUNDARY.match(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and not is_statistic(name) else None
+
+
+def is_statistic(name: str) -> bool:
+    """Tell whether a tensor only says what has crossed a boundary so far: at a new cut it begins anew."""
+    return STATISTICS in name.split(".")
