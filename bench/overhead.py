@@ -18,7 +18,8 @@ from thinwire.codecs.build import codec_defaults, make_codec
 from thinwire.config.sections import ModelConfig
 from thinwire.model.block import Dropout, Pass
 from thinwire.model.cut import StagePlan
-from thinwire.model.llama.block import LlamaBlock, rotary_tables
+from thinwire.model.llama.block import LlamaBlock
+from thinwire.model.llama.rotary import rotary_tables
 from thinwire.model.subspace.fixed import CHUNK
 from thinwire.model.subspace.stream import SubspaceStream
 from timing import alternate, medians

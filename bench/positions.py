@@ -24,7 +24,7 @@ from thinwire import checkpoint
 from thinwire.cli import main as cli
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.model.ends import Context
-from thinwire.model.llama.block import rotary_tables
+from thinwire.model.llama.rotary import rotary_tables
 from thinwire.model.stage import Stage
 from thinwire.pipeline.by_stage import leave_ends_out
 from thinwire.pipeline.inprocess import Pipeline, build_pipeline

@@ -6,6 +6,8 @@ after each step the matrices are projected back: W <- U U^T W.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from thinwire.pipeline.inprocess import Pipeline
 def wide_form(pipeline: Pipeline, dtype: str = "fp64", **changes) -> Pipeline:
     """Return the plain D-wide Llama with the same function: Wo = U Zo, W2 = U Z2, embedding = fixed + E U^T."""
     model: ModelConfig = pipeline.stages[0].model
-    wide = make_pipeline("dense", ModelConfig(**(vars(model) | changes)), stages=1, dtype=dtype)
+    wide = make_pipeline("dense", replace(model, **changes), stages=1, dtype=dtype)
     state = wide.stages[0].state_dict()
     stream = pipeline.stages[0].stream
     for stage in pipeline.stages:

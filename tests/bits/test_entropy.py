@@ -42,8 +42,8 @@ def test_any_codes_come_back(data):
     most = data.draw(st.sampled_from([0, 1, 5, 40, 1000, LIMIT]))
     codes = np.array(data.draw(st.lists(st.integers(-most, most), min_size=rows * width, max_size=rows * width))).reshape(rows, width)
     sizes = np.array(data.draw(st.lists(st.integers(1, 2**20), min_size=width, max_size=width)))
-    coded = entropy.encode(codes, sizes, PRIOR)
-    assert np.array_equal(entropy.decode(coded, rows, sizes, PRIOR), codes)
+    coded = entropy.encode_codes(codes, sizes, PRIOR)
+    assert np.array_equal(entropy.decode_codes(coded, rows, sizes, PRIOR), codes)
 
 
 @pytest.mark.parametrize("rows", [8, 256, 1024])
@@ -55,8 +55,8 @@ def test_bytes_are_near_the_entropy_of_the_model(rows, mean):
         tables = Tables.of(counts)
         found = entropy.count_symbols(codes, sizes)
         ideal = float((found * tables.lengths()).sum()) / 8
-        assert ideal - 1 <= len(entropy.encode(codes, sizes, tables)) <= 1.03 * ideal + 8
-        counts = entropy.learn(counts, found)
+        assert ideal - 1 <= len(entropy.encode_codes(codes, sizes, tables)) <= 1.03 * ideal + 8
+        counts = entropy.learn_counts(counts, found)
 
 
 def test_tables_learn():
@@ -64,23 +64,23 @@ def test_tables_learn():
     generator = np.random.default_rng(1)
     codes = generator.choice([-3, 0, 0, 0, 3], size=(2000, 16)).astype(np.int64)
     sizes, counts = sizes_of(codes), entropy.prior_counts()
-    before = len(entropy.encode(codes, sizes, Tables.of(counts)))
+    before = len(entropy.encode_codes(codes, sizes, Tables.of(counts)))
     for _ in range(5):
-        counts = entropy.learn(counts, entropy.count_symbols(codes, sizes))
+        counts = entropy.learn_counts(counts, entropy.count_symbols(codes, sizes))
     share = np.array([0.2, 0.6, 0.2])
     ideal = codes.size * -(share * np.log2(share)).sum() / 8
-    after = len(entropy.encode(codes, sizes, Tables.of(counts)))
+    after = len(entropy.encode_codes(codes, sizes, Tables.of(counts)))
     assert after < 0.6 * before and after < 1.02 * ideal
 
 
 def test_counts_stay_bounded_and_forget():
     counts, found = entropy.prior_counts(), np.zeros((CLASSES, SYMBOLS), dtype=np.int64)
     found[5, 31], found[5, 30] = 10**6, 10**6
-    counts = entropy.learn(counts, found)
+    counts = entropy.learn_counts(counts, found)
     assert counts.sum(1).max() <= entropy.MEMORY
     found[5, 30] = 0
     for _ in range(8):
-        counts = entropy.learn(counts, found)
+        counts = entropy.learn_counts(counts, found)
     assert counts[5, 30] < 0.01 * counts[5, 31]
     assert np.array_equal(counts[6], entropy.prior_counts()[6])
 
@@ -95,9 +95,9 @@ def test_golden():
     """The same bits on every machine: tables, classes and bytes."""
     codes = made(64, 12)
     sizes, counts = np.arange(12, dtype=np.int64) * 300 + 20, entropy.prior_counts()
-    tables = Tables.of(entropy.learn(counts, entropy.count_symbols(codes, sizes)))
+    tables = Tables.of(entropy.learn_counts(counts, entropy.count_symbols(codes, sizes)))
     parts = counts.astype("<i8").tobytes(), entropy.class_of_size().tobytes(), tables.frequencies.astype("<i8").tobytes()
-    parts += (entropy.encode(codes, sizes, tables),)
+    parts += (entropy.encode_codes(codes, sizes, tables),)
     assert [hashlib.sha256(part).hexdigest()[:16] for part in parts] == GOLDEN
 
 
@@ -107,27 +107,27 @@ def test_damaged_bytes_are_refused_or_are_codes(data):
     """No length but the declared one, no other exception, no value out of range; that they are the right ones is the frame's checksum."""
     codes = laplace(12, 8, 1.0)
     sizes = sizes_of(codes)
-    coded = bytearray(entropy.encode(codes, sizes, PRIOR))
+    coded = bytearray(entropy.encode_codes(codes, sizes, PRIOR))
     for _ in range(data.draw(st.integers(1, 4))):
         coded[data.draw(st.integers(0, len(coded) - 1))] = data.draw(st.integers(0, 255))
     with suppress(ValueError):
-        found = entropy.decode(bytes(coded), 12, sizes, PRIOR)
+        found = entropy.decode_codes(bytes(coded), 12, sizes, PRIOR)
         assert found.shape == (12, 8) and np.abs(found).max() <= LIMIT + 1
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 8, 16, 1000])
 def test_missing_bytes_are_refused(cut):
     codes = laplace(40, 8, 1.0)
-    coded = entropy.encode(codes, sizes_of(codes), PRIOR)
+    coded = entropy.encode_codes(codes, sizes_of(codes), PRIOR)
     with pytest.raises(ValueError, match="bytes where"):
-        entropy.decode(coded[: max(len(coded) - cut, 0)], 40, sizes_of(codes), PRIOR)
+        entropy.decode_codes(coded[: max(len(coded) - cut, 0)], 40, sizes_of(codes), PRIOR)
 
 
 @pytest.mark.parametrize("more", [b"\0", b"\0\0\0\0", b"\1\0\0\0", b"abcdefgh"])
 def test_added_bytes_are_refused(more):
     codes = laplace(40, 8, 1.0)
     with pytest.raises(ValueError, match="bytes where"):
-        entropy.decode(entropy.encode(codes, sizes_of(codes), PRIOR) + more, 40, sizes_of(codes), PRIOR)
+        entropy.decode_codes(entropy.encode_codes(codes, sizes_of(codes), PRIOR) + more, 40, sizes_of(codes), PRIOR)
 
 
 @settings(max_examples=100, deadline=None)
@@ -135,7 +135,7 @@ def test_added_bytes_are_refused(more):
 def test_ids_come_back(found, often):
     counts = np.ones(300, dtype=np.int64)
     counts[7] += often * ids.LEARNING
-    table = ids.table_of(counts)
+    table = ids.id_table(counts)
     coded = ids.encode_ids(np.array(found), table)
     assert ids.decode_ids(coded, len(found), table).tolist() == found
     with pytest.raises(ValueError, match="bytes where"):
@@ -148,7 +148,7 @@ def test_ids_take_their_entropy(vocabulary):
     share = 1 / np.arange(10, 10 + vocabulary)
     found = generator.choice(vocabulary, size=20_000, p=share / share.sum())
     counts = np.bincount(found, minlength=vocabulary)
-    table = ids.table_of(1 + counts * ids.LEARNING)
+    table = ids.id_table(1 + counts * ids.LEARNING)
     told = counts[counts > 0]
     ideal = -(told * np.log2(told / told.sum())).sum() / 8
     assert ideal < len(ids.encode_ids(found, table)) < 1.06 * ideal + 8
@@ -163,5 +163,5 @@ def test_the_ladder():
     for number in (ladder.LOWEST, -77, 0, 5, 1000, ladder.HIGHEST):
         assert ladder.nearest(ladder.step_size(number)) == number
     for difference in (-300, -1, 0, 1, 31, 300):
-        factor, shift = ladder.ratio(difference)
+        factor, shift = ladder.step_ratio(difference)
         assert math.isclose(factor / 2**shift, 2 ** (difference / 32), rel_tol=1e-8)

@@ -279,7 +279,7 @@ def test_a_standby_that_waits_ends_on_request(config, tmp_path, number):
     _, (spare,) = crowd(tmp_path, ["127.0.0.1:29400"], standbys=1)
     with Hand(tmp_path) as hand:
         process = hand.start(standby_words(spare, config), "spare")
-        wait_until(lambda: (tmp_path / "spare.out").exists() and "waits at" in hand.printed("spare")[0])
+        wait_until(lambda: (tmp_path / "spare.err").exists() and "waits at" in hand.printed("spare")[0])
         signal_to(process, number)
         assert ended(process) == 0
         out, error = hand.printed("spare")

@@ -56,7 +56,7 @@ class FakeClient:
 
 def watch_of(roster: Roster, identities, tmp_path, has: list, member: int = 0, worker_id: WorkerId = FIRST) -> Watch:
     places = Places(roster, tmp_path / "run")
-    neighbours = SimpleNamespace(places=places, endpoint=Endpoint(identities[member]), worker_id=worker_id, opened={})
+    neighbours = SimpleNamespace(places=places, endpoint=Endpoint(identities[member]), worker_id=worker_id, opened={}, replaced=None)
     watch = Watch(neighbours, CONFIG)
     watch.client = FakeClient(roster, has)
     return watch

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from thinwire.codecs.rotation import add, pairings, principal, product
+from thinwire.codecs.rotation import add, ordered_product, pairings, principal
 
 
 def moments(width: int, seed: int = 0) -> np.ndarray:
@@ -44,6 +44,6 @@ def test_golden():
     values = (np.arange(12 * 12, dtype=np.int64) * 2654435761 % 2**32 >> 12) % 1000
     matrix = (values.reshape(12, 12) + values.reshape(12, 12).T).astype(np.float64)
     variances, axes = principal(matrix @ np.eye(12))
-    both = product(axes, axes)
+    both = ordered_product(axes, axes)
     digest = hashlib.sha256(np.concatenate((variances, axes.ravel(), both.ravel(), [add(variances)])).astype("<f8").tobytes())
     assert digest.hexdigest()[:16] == "4f5bf5e51203f6c8"

@@ -10,7 +10,7 @@ from helpers import TINY, make_pipeline, random_ids
 from thinwire.codecs.build import codec_defaults, make_codec
 
 
-@pytest.mark.parametrize("option", [{"output_bias": True}, {"output_dropout": 0.1}, {"branch_norm_gains": True}, {"tied_head": True}])
+@pytest.mark.parametrize("option", [{"output_dropout": 0.1}, {"branch_norm_gains": True}, {"tied_head": True}])
 def test_options_that_leave_the_subspace_are_refused_by_name(option):
     (name,) = option
     with pytest.raises(ValueError, match=rf"model.{name} = .* would leave the subspace.*dense"):

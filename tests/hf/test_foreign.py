@@ -17,6 +17,22 @@ from hf.support import bring_in, export, our_logits, some_ids, train_run
 from thinwire.cli import main as cli
 
 NORM, INDEX = "model.norm.weight", "model.safetensors.index.json"
+DENSE = ("--codec.name", "dense", "--model.architecture")
+FAMILIES = {
+    "Llama": (),
+    "Mistral": (*DENSE, "mistral", "--model.window", "8"),
+    "Qwen2": (*DENSE, "qwen2", "--model.attention_bias", "qkv", "--model.window", "8", "--model.window_layers", "2-3"),
+    "Qwen3": (*DENSE, "qwen3", "--model.qk_norm", "gains", "--model.head_dim", "12"),
+}
+"""Words that make a run of each family, by its title."""
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def family(request, settings_file, tmp_path_factory) -> tuple[str, Path]:
+    """The title of a family and a folder of it in several shards."""
+    made = tmp_path_factory.mktemp(request.param)
+    run = train_run(settings_file, made / "run", "--train.steps", "1", *FAMILIES[request.param])
+    return request.param, export(run, made / "folder", "--shard-size", "30KB")
 
 
 def change_json(name: str, **changes) -> Callable[[Path], None]:
@@ -47,8 +63,12 @@ def remove(*names: str) -> Callable[[Path], None]:
 
 
 def truncate(folder: Path) -> None:
-    path = sorted(folder.glob("model-*.safetensors"))[1]
+    path = second_shard(folder)
     path.write_bytes(path.read_bytes()[:-10])
+
+
+def second_shard(folder: Path) -> Path:
+    return sorted(folder.glob("model-*.safetensors"))[1]
 
 
 def with_value(value: float) -> torch.Tensor:
@@ -75,43 +95,59 @@ class Trap:
         return (exec, ("raise SystemExit('executed')",))
 
 
-def one_bias(folder: Path) -> None:
-    """Give a query bias that is not zero, as some Llamas have it, and the others of attention as zeros."""
-    change_json("config.json", attention_bias=True)(folder)
-    biases = {}
-    for layer in range(4):
-        for name, width in (("q", 32), ("k", 16), ("v", 16), ("o", 32)):
-            biases[f"model/layers/{layer}/self_attn/{name}_proj/bias"] = torch.full((width,), float(layer == 2 and name == "q"))
-    change_tensors(**biases)(folder)
-
-
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (remove("config.json"), r"config.json cannot be read \(No such file"),
     "config is no JSON": (lambda folder: (folder / "config.json").write_text("{") and None, "config.json is not JSON"),
     "config is a list": (lambda folder: (folder / "config.json").write_text("[]") and None, "config.json holds list, not an object"),
-    "architecture": (change_json("config.json", model_type="mistral"), "architecture is 'mistral'"),
-    "architectures": (change_json("config.json", architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
+    "architecture": (change_json("config.json", model_type="gpt_neox"), "architecture is 'gpt_neox'.* a run imports 'llama'"),
+    "experts": (
+        change_json("config.json", model_type="mixtral", architectures=["MixtralForCausalLM"], num_local_experts=8),
+        r"architecture is 'mixtral' \['MixtralForCausalLM'\], a mixture of experts, and our blocks are dense: choose a dense model",
+    ),
+    "pictures": (change_json("config.json", model_type="llava", vision_config={}), "architecture is 'llava'.* reads more than text"),
+    "architectures": (
+        change_json("config.json", architectures=["LlamaForSequenceClassification"]),
+        "LlamaForSequenceClassification has no head for the next token: choose",
+    ),
     "activation": (change_json("config.json", hidden_act="gelu"), "hidden_act is 'gelu', our decoder has 'silu'"),
-    "quantised": (change_json("config.json", quantization_config={"bits": 4}), "quantization_config is {'bits': 4}"),
-    "head size": (change_json("config.json", head_dim=16), "head_dim is 16, but hidden_size / num_attention_heads is 32 / 4"),
-    "scaled positions": (change_json("config.json", rope_scaling={"type": "linear", "factor": 2}), "rope_scaling is .*'linear'"),
-    "new positions": (change_json("config.json", rope_parameters={"rope_type": "yarn"}), "rope_parameters is .*'yarn'"),
+    "quantised": (change_json("config.json", quantization_config={"bits": 4}), "quantization_config is {'bits': 4}.*dequantize"),
+    "head size": (change_json("config.json", head_dim=24), r"q_proj.weight has the shape .* calls for \(96, 32\)"),
+    "positions of another kind": (
+        change_json("config.json", rope_scaling={"type": "longrope", "factor": 2}),
+        "rope_scaling is .*'longrope'",
+    ),
+    "new positions of another kind": (change_json("config.json", rope_parameters={"rope_type": "mrope"}), "rope_parameters is .*'mrope'"),
+    "part of a head turned": (
+        change_json("config.json", rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}),
+        "rope_parameters is .*0.5.* turn whole heads",
+    ),
+    "positions are a text": (change_json("config.json", rope_scaling="linear"), "rope_scaling is 'linear'; it must be an object"),
+    "positions without a factor": (change_json("config.json", rope_scaling={"type": "linear"}), "factor is None; it must be a number"),
+    "positions without bounds": (
+        change_json("config.json", rope_scaling={"rope_type": "llama3", "factor": 8}),
+        "low_freq_factor is None; it must be a number",
+    ),
     "text for a number": (change_json("config.json", hidden_size="32"), "hidden_size is '32'; it must be a whole number"),
     "no number": (change_json("config.json", vocab_size=None), "vocab_size is None"),
-    "endless layers": (change_json("config.json", num_hidden_layers=10**12), "too few for num_hidden_layers 1000000000000"),
-    "more layers": (change_json("config.json", num_hidden_layers=5), "lacks the tensor model.layers.4.input_layernorm.weight"),
-    "missing shard": (remove("model-00002-of-00007.safetensors"), "the shard .*model-00002-of-00007.safetensors is missing"),
-    "truncated": (truncate, "model-00002-of-00007.safetensors is not a whole safetensors file"),
+    "endless layers": (
+        change_json("config.json", num_hidden_layers=10**12, layer_types=None, use_sliding_window=True),
+        "too few for num_hidden_layers 1000000000000",
+    ),
+    "more layers": (
+        change_json("config.json", num_hidden_layers=5, layer_types=None),
+        "lacks the tensor model.layers.4.input_layernorm.weight",
+    ),
+    "missing shard": (lambda folder: second_shard(folder).unlink(), "the shard .*model-00002-of-000...safetensors is missing"),
+    "truncated": (truncate, "model-00002-of-000...safetensors is not a whole safetensors file"),
     "no weights": (lambda folder: remove(*(path.name for path in folder.glob("model*")))(folder), "has neither model.safetensors nor"),
     "pickle": (pickle_weights, "pytorch_model.bin holds pickled weights.*it was not opened.*save_pretrained"),
     "index without a map": (change_json(INDEX, weight_map={}), "has no weight_map"),
     "index names another folder": (change_json(INDEX, weight_map={NORM: "../x.safetensors"}), "names the file '../x.safetensors'"),
     "index names an absent tensor": (change_tensors(**{"model/norm/weight": None}), "places model.norm.weight in .*does not hold it"),
     "stray tensor": (change_tensors(stray=torch.ones(2)), "holds stray, which model.safetensors.index.json places in None"),
-    "unknown tensor": (change_tensors(unknown=torch.ones(2)), "holds unknown, which a Llama with this config.json does not have"),
+    "unknown tensor": (change_tensors(unknown=torch.ones(2)), "holds unknown, which a TITLE with this config.json does not have"),
     "shape": (change_tensors(**{"model/norm/weight": torch.ones(31)}), r"model.norm.weight has the shape \(31,\), .* calls for \(32,\)"),
     "integers": (change_tensors(**{"model/norm/weight": torch.ones(32, dtype=torch.int8)}), "model.norm.weight is I8; weights must be F32"),
-    "bias": (one_bias, "model.layers.2.self_attn.q_proj.bias is not zero"),
     "tied but with another head": (
         change_json("config.json", tie_word_embeddings=True),
         'lm_head.weight is another matrix than model.embed_tokens.weight.*write "tie_word_embeddings": false into config.json',
@@ -127,8 +163,54 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("change, message", CASES.values(), ids=CASES)
-def test_a_broken_folder_is_refused_by_name(settings_file, folder, tmp_path, capsys, change, message):
+OF_A_FAMILY: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "biases that are not there": (
+        "Llama",
+        change_json("config.json", attention_bias=True),
+        "lacks the tensor model.layers.0.self_attn.q_proj.bias",
+    ),
+    "biases of the FFN that are not there": (
+        "Llama",
+        change_json("config.json", mlp_bias=True),
+        "lacks the tensor model.layers.0.mlp.gate_proj.bias",
+    ),
+    "a window of a Llama": (
+        "Llama",
+        change_json("config.json", layer_types=["sliding_attention"] * 4),
+        "layer_types is .*of full_attention",
+    ),
+    "layers of two kinds": (
+        "Mistral",
+        change_json("config.json", layer_types=["sliding_attention", "full_attention"] * 2),
+        "layer_types is .* of sliding_attention alone",
+    ),
+    "an empty window": ("Mistral", change_json("config.json", sliding_window=0), "sliding_window is 0; it must be a whole number"),
+    "too few kinds of layers": ("Qwen2", change_json("config.json", layer_types=["full_attention"]), "layer_types names 1 layers, num_hid"),
+    "an unknown kind of layers": (
+        "Qwen3",
+        change_json("config.json", layer_types=["linear_attention"] * 4),
+        "layer_types is .*'linear_att",
+    ),
+    "no bias of queries": (
+        "Llama",
+        change_json("config.json", model_type="qwen2", architectures=["Qwen2ForCausalLM"]),
+        "lacks the tensor model.layers.0.self_attn.q_proj.bias",
+    ),
+    "a Qwen3 without norms of heads": (
+        "Llama",
+        change_json("config.json", model_type="qwen3", architectures=["Qwen3ForCausalLM"]),
+        "lacks the tensor model.layers.0.self_attn.q_norm.weight",
+    ),
+    "a Qwen2 that says it is a Llama": (
+        "Qwen2",
+        change_json("config.json", model_type="llama", architectures=["LlamaForCausalLM"], layer_types=None),
+        "holds model.layers.0.self_attn.k_proj.bias, which a Llama with this config.json does not have",
+    ),
+}
+
+
+def refused(settings_file: str, folder: Path, tmp_path: Path, capsys, change: Callable[[Path], None], message: str) -> None:
+    """Change a copy of a folder; its import is refused with a message that names it, and leaves nothing."""
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "thinwire.json").unlink()
     change(broken)
@@ -138,6 +220,18 @@ def test_a_broken_folder_is_refused_by_name(settings_file, folder, tmp_path, cap
         raise ValueError(error)
     assert str(broken) in error and ";" in error
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+@pytest.mark.parametrize("change, message", CASES.values(), ids=CASES)
+def test_a_broken_folder_is_refused_by_name(settings_file, family, tmp_path, capsys, change, message):
+    title, folder = family
+    refused(settings_file, folder, tmp_path, capsys, change, message.replace("TITLE", title))
+
+
+@pytest.mark.parametrize("title, change, message", OF_A_FAMILY.values(), ids=OF_A_FAMILY)
+def test_a_folder_that_is_not_of_its_family_is_refused_by_name(settings_file, family, tmp_path, capsys, title, change, message):
+    if family[0] == title:
+        refused(settings_file, family[1], tmp_path, capsys, change, message)
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00007.safetensors", "tokenizer.json", "config.json"])

@@ -9,7 +9,7 @@ from torch import nn
 from hf.support import export, our_logits, some_ids, train_run
 from thinwire.config.sections import ModelConfig
 from thinwire.config.toml import CONFIG_FILE, read_config
-from thinwire.model.llama.block import rotary_tables
+from thinwire.model.llama.rotary import rotary_tables
 
 transformers = pytest.importorskip("transformers")
 POSITIONS = 1500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from helpers import TINY, random_ids
 from thinwire.codecs.build import codec_defaults
-from thinwire.config.sections import ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from thinwire.config.sections import PipelineConfig, RunConfig, TrainConfig
 from thinwire.memory.blocks import Bandwidth, Choice, Profile, floor_bytes
 from thinwire.memory.execute import Executor
 from thinwire.memory.measure import make_profile
@@ -40,7 +41,7 @@ def tiny(
     """Make the settings of a pipeline of two stages: three layers and the head on the last one."""
     return RunConfig(
         seed=3,
-        model=ModelConfig(**{**vars(TINY), "dropout": dropout, "free_layers": 2 if codec == "subspace" else None, **model}),
+        model=replace(TINY, **{"dropout": dropout, "free_layers": 2 if codec == "subspace" else None, **model}),
         train=TrainConfig(batch=2 * microbatches, dtype=dtype),  # type: ignore[arg-type]
         pipeline=PipelineConfig(stages=2, split="1,3", microbatches=microbatches, mode="inprocess"),
         codec=codec_defaults(codec, **(options or {})),

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.config.sections import ModelConfig
-from thinwire.model.architecture import Architecture, Units
+from thinwire.model.architecture import Architecture, Units, refuse_ingredients
 from thinwire.model.block import Pass
 from thinwire.model.huggingface import HuggingFace, PlainTensor, whole_number
 from thinwire.model.noise import BRANCH
-
-OFF = ("output_dropout", "output_bias", "branch_norm_gains")
 
 
 class GeluBlock(nn.Module):
@@ -76,9 +74,7 @@ class Gelu(Architecture):
     huggingface: HuggingFace | None = GeluForm()
 
     def check(self, model: ModelConfig) -> None:
-        for name in OFF:
-            if getattr(model, name):
-                raise ValueError(f"model.{name} is {getattr(model, name)}, which a GELU decoder does not have; leave it out")
+        refuse_ingredients(model, (), "a GELU decoder")
         if model.kv_heads != model.heads or model.width % model.heads:
             raise ValueError(f"model.kv_heads is {model.kv_heads}; set it to model.heads {model.heads}, a divisor of model.width")
 

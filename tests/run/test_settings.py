@@ -123,7 +123,7 @@ def test_every_field_is_a_word():
     argv = []
     for word, value in words.items():
         if isinstance(value, bool):
-            argv.append("--" + ".no_".join(word.rsplit(".", 1)))
+            argv.append("--" + (word if value else ".no_".join(word.rsplit(".", 1))))
         else:
             argv += [f"--{word}", str(value)]
     assert parse_train(argv).config == resolve(load_config("laptop"))
@@ -192,7 +192,7 @@ WORDS_REFUSED = [
     (["--codec.rnk", "4"], ["'subspace' has no option 'rnk'", "rank"]),
     (["--codec.name", "subspce"], ["unknown codec 'subspce'", "dense", "subspace"]),
     (["--config", "latop"], ["no config 'latop'", "did you mean laptop?", ".toml"]),
-    (["--config", "missing.toml"], ["cannot read missing.toml", "No such file", "laptop, small"]),
+    (["--config", "missing.toml"], ["cannot read missing.toml", "No such file", "laptop, llama_1b"]),
 ]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import combinations, pairwise
+from itertools import pairwise, permutations, product
 from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from simulation.cluster import Cluster
+from simulation.cluster import Cluster, Commit
 from thinwire.link.peer import WorkerId
 
 Reference = dict[tuple[WorkerId, int], str]
@@ -24,8 +24,10 @@ def check(cluster: Cluster, reference: Reference) -> None:
     check_holders(cluster)
     check_replaced(cluster)
     check_order(cluster)
+    check_epochs(cluster)
     check_files(cluster, reference)
     check_end(cluster)
+    check_stop(cluster)
 
 
 def check_content(cluster: Cluster, reference: Reference) -> None:
@@ -49,16 +51,33 @@ def check_replaced(cluster: Cluster) -> None:
 
 
 def check_holders(cluster: Cluster) -> None:
-    """Of two processes that have a place at the same time one commits in earlier epochs than the other, and never again."""
-    epochs: dict[WorkerId, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    """In an epoch a process works with one process of each place; and of two that have a place at the same time only one goes on."""
+    met: dict[tuple[str, int, WorkerId], set[int | None]] = defaultdict(set)
     for commit in cluster.commits:
-        epochs[commit.place][commit.process].append(commit.epoch)
-    for place, holders in epochs.items():
-        for first, second in combinations(holders, 2):
-            one, other = cluster.processes[first], cluster.processes[second]
-            together = one.born < other.node.ended_at and other.born < one.node.ended_at
-            apart = max(holders[first]) < min(holders[second]) or max(holders[second]) < min(holders[first])
-            assert apart or not together, f"{place} has two holders: {first} in {holders[first]}, {second} in {holders[second]}"
+        for partner, number in commit.partners:
+            met[commit.process, commit.epoch, partner].add(number)
+    for (process, epoch, partner), numbers in met.items():
+        assert len(numbers) == 1, f"{process} worked in epoch {epoch} with two processes of {partner}: {sorted(map(str, numbers))}"
+    for first, second in permutations(cluster.processes, 2):
+        one, other = cluster.processes[first], cluster.processes[second]
+        if one.born < other.node.ended_at and other.born < one.node.ended_at:
+            mine, theirs = ([commit for commit in cluster.commits if commit.process == process] for process in (first, second))
+            assert not went_back(mine, theirs), f"{first} and {second} took turns: {mine} {theirs}"
+
+
+def went_back(mine: list[Commit], theirs: list[Commit]) -> bool:
+    """Tell whether a process commits before and after another one of its place, and not merely what it still had of an earlier epoch."""
+    return any(
+        before.at < between.at < after.at and before.epoch <= between.epoch <= after.epoch
+        for before, between, after in product(mine, theirs, mine)
+        if before.place == between.place == after.place
+    )
+
+
+def check_epochs(cluster: Cluster) -> None:
+    """What happens once does not end epoch after epoch."""
+    limit = 2 * len(cluster.plan.faults) + 2  # each neighbour may find out by itself, and a newcomer counts from 0
+    assert cluster.epochs <= limit, f"{cluster.epochs} epochs were abandoned"
 
 
 def check_order(cluster: Cluster) -> None:
@@ -87,10 +106,20 @@ def check_end(cluster: Cluster) -> None:
         assert not silent, f"{host.process} did not say how it ended"
     steps = cluster.config.train.steps
     finished = [host for host in cluster.hosts if host.summary is not None and host.summary["steps"] == steps]
-    assert finished or not cluster.plan.must_finish, f"nobody reached the last step: {[host.ended for host in cluster.hosts]}"
+    assert finished or not cluster.plan.must_finish(cluster.begun_at), (
+        f"nobody reached the last step: {[host.ended for host in cluster.hosts]}"
+    )
     if finished and not any(fault.disk or fault.kind in ("full disk", "lose") for fault in cluster.plan.faults):
         for place in cluster.roster.workers:
             assert any(holds(host.folder, place.stage, steps) for host in cluster.hosts), f"nobody has the last step of {place}"
+
+
+def check_stop(cluster: Cluster) -> None:
+    """Where nothing happens but that someone ends the run, all end at the same step."""
+    faults = cluster.plan.faults
+    if all(fault.kind in ("stop", "stop now") and fault.at > cluster.begun_at for fault in faults):  # who comes later meets nobody
+        steps = {str(host.listed): host.summary and host.summary["steps"] for host in cluster.hosts[: cluster.plan.workers]}
+        assert len(set(steps.values())) == 1, f"the run was ended at different steps: {steps}"
 
 
 def holds(folder: Path, stage: int, step: int) -> bool:

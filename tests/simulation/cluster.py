@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from thinwire.config.registry import TRANSPORTS
 from thinwire.link.endpoint import Endpoint
 from thinwire.link.errors import LinkError
 from thinwire.link.identity import Identity
+from thinwire.link.link import Link
 from thinwire.link.peer import STANDBYS, Worker, WorkerId
 from thinwire.link.roster import Roster
 from thinwire.run.stop import Stop
@@ -36,11 +37,14 @@ FAILED_STARTS = 6
 class Commit:
     """One step that one process made part of the run."""
 
+    at: float
     place: WorkerId
     process: str
     epoch: int
     step: int
     content: str
+    partners: tuple[tuple[WorkerId, int | None], ...]
+    """With which process of each neighbour."""
     missing: tuple[WorkerId, ...] = ()
     """Who had not its gradients of the step yet."""
 
@@ -92,13 +96,17 @@ class Cluster:
         self.plan, self.config, self.disks = plan, plan.shape.config, disks
         self.world = World(plan.seed, pool)
         self.network = Network(self.world)
+        disks.wait = lambda: self.world.wait(None, 0.4 * self.world.random.random() ** 3) and None
         self.commits: list[Commit] = []
         self.processes: dict[str, Process] = {}
         self.gradients: dict[tuple[int, int], set[WorkerId]] = defaultdict(set)
         """Who has its gradients of a step of an epoch."""
         self.replaced: set[str] = set()
         """Processes that sleep while a copy of their machine goes on."""
-        self.begun = False
+        self.begun_at = float("inf")
+        """When the first had agreed with all others on where to begin."""
+        self.epochs = 0
+        """How many were abandoned."""
         places = [WorkerId(replica, stage) for replica in range(plan.shape.replicas) for stage in range(plan.shape.stages)]
         listed = [*places, *(WorkerId(STANDBYS, number) for number in range(plan.standbys))]
         folders = [folder / (f"replica-{each.replica}" if plan.supervised else f"machine-{number}") for number, each in enumerate(listed)]
@@ -158,7 +166,7 @@ class Cluster:
     def train(self, host: Host, node: Node, process: str) -> dict[str, Any] | None:
         """Do what `thinwire join`, or a worker of `thinwire train`, does."""
         endpoint, server, place, folder, stop = Endpoint(host.identity, node), None, host.listed, host.folder, host.stop
-        places = read_places(self.roster, folder, lambda: 1000 * (10**6 + host.starts))
+        places = read_places(self.roster, folder, lambda: 1000 * (10**6 + 100 * host.starts + host.number))
         if host.listed.replica == STANDBYS:
             server = StandbyServer(places, endpoint, self.config)
             taken = server.wait(stop)
@@ -167,7 +175,7 @@ class Cluster:
                 return None
             host.place = place = taken
             self.world.note(process, f"takes {place}")
-        again = host.starts > 1 and self.begun
+        again = host.starts > 1 and self.world.now > self.begun_at
         member = Membership(
             config=self.config,
             places=places,
@@ -203,7 +211,10 @@ class Cluster:
 
     def hear(self, process: str, event: dict[str, Any]) -> None:
         """Take what a worker tells people."""
-        self.begun = self.begun or "begun" in event or "restored" in event
+        if "begun" in event or "restored" in event:
+            self.begun_at = min(self.begun_at, self.world.now)
+        if "abandoned" in event:
+            self.epochs = max(self.epochs, event["epoch"] + 1)
         if "measured" not in event:
             self.world.note(process, str({name: value for name, value in event.items() if name != "since"}))
 
@@ -216,10 +227,11 @@ class Cluster:
     def computed(self, place: WorkerId, epoch: int, step: int) -> None:
         self.gradients[epoch, step].add(place)
 
-    def committed(self, process: str, place: WorkerId, epoch: int, step: int, content: str) -> None:
+    def committed(self, process: str, place: WorkerId, epoch: int, step: int, content: str, links: Iterable[Link] = ()) -> None:
         self.world.note(process, f"commits step {step} of {place} in epoch {epoch}: {content[:12]}")
         missing = sorted(self.roster.workers.keys() - self.gradients[epoch, step])
-        self.commits.append(Commit(place, process, epoch, step, content, tuple(missing)))
+        partners = tuple((link.peer, link.newest) for link in links)
+        self.commits.append(Commit(self.world.now, place, process, epoch, step, content, partners, tuple(missing)))
 
     def happen(self, fault: Fault) -> None:
         """Let a fault happen."""

@@ -14,8 +14,8 @@ from unittest import mock
 
 from thinwire.cluster.backups import Copies
 
+SAVER = "thinwire.checkpoint.saver.write_parts"
 WRITERS = (
-    "thinwire.checkpoint.saver.write_parts",
     "thinwire.cluster.places.write_atomic",
     "thinwire.run.folder.write_atomic",
     "thinwire.run.last.write_atomic",
@@ -24,10 +24,12 @@ WRITERS = (
 
 
 class Disks:
-    """Which folders take no more bytes."""
+    """Which folders take no more bytes, and how long a checkpoint takes."""
 
     def __init__(self) -> None:
         self.full: set[Path] = set()
+        self.wait: Callable[[], None] = lambda: None
+        """Called before a checkpoint is written."""
 
     def check(self, path: Path) -> None:
         if any(folder in self.full for folder in (path, *path.parents)):
@@ -39,6 +41,14 @@ class Disks:
         with ExitStack() as stack:
             for name in WRITERS:
                 stack.enter_context(mock.patch(name, self._checked(resolve_name(name))))
+            save = resolve_name(SAVER)
+
+            def saved(folder: Path, parts: Any) -> None:
+                self.wait()
+                self.check(folder)
+                save(folder, parts)
+
+            stack.enter_context(mock.patch(SAVER, saved))
             write = Copies._write
 
             def checked(copies: Any, neighbour: int, piece: bytes) -> None:

@@ -97,11 +97,18 @@ class Plan:
     def workers(self) -> int:
         return self.shape.stages * self.shape.replicas
 
-    @property
-    def must_finish(self) -> bool:
-        """Tell whether nothing happens that a run does not survive, so that it has to reach its last step."""
-        passing = all(fault.kind in ("reset", "cut", "crash", "freeze") and fault.seconds <= SHORT_SECONDS for fault in self.faults)
-        return passing and sum(fault.disk for fault in self.faults) <= 1
+    def must_finish(self, begun_at: float) -> bool:
+        """Tell whether nothing happens to a run that has begun then which it does not survive, so that it has to reach its last step.
+
+        One machine may be away for good, or for long, if there is a standby to take its place.
+        """
+        passing = [fault for fault in self.faults if fault.kind in ("reset", "cut", "crash", "freeze") and fault.seconds <= SHORT_SECONDS]
+        away = [fault for fault in self.faults if fault not in passing]
+        replaceable = all(fault.kind in ("lose", "crash", "isolate") and begun_at < fault.at < 10 * RUN_SECONDS for fault in away)
+        safe = {fault.kind for fault in passing} <= {"reset"} and all(fault.machine < self.workers for fault in away)
+        if sum(fault.disk for fault in self.faults) > 1:
+            return False
+        return not away or (len(away) == 1 and replaceable and safe and self.standbys > 0)
 
 
 def make_plan(seed: int) -> Plan:

@@ -5,6 +5,7 @@ From the folder of the project, with `PYTHONPATH=src:tests`.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 import tempfile
@@ -38,12 +39,15 @@ class Runner:
 
     def __enter__(self) -> Self:
         torch.set_num_threads(1)
+        gc.collect()
+        gc.freeze()  # torch's objects are many, and none of them goes
         self.stack.enter_context(in_memory())
         self.stack.enter_context(self.disks.in_use())
         return self
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
+        gc.unfreeze()
 
     def run(self, plan: Plan) -> Cluster:
         """Run a plan to its end; `check` it then."""

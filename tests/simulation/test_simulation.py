@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from simulation.check import check, check_content, check_end, check_files, check_gradients, check_holders, check_order
+from simulation.check import (
+    check,
+    check_content,
+    check_end,
+    check_epochs,
+    check_files,
+    check_gradients,
+    check_holders,
+    check_order,
+    check_stop,
+)
 from simulation.cluster import Cluster, Commit
 from simulation.plan import MOST_STEPS, Plan, Shape, make_plan
 from simulation.runner import MOST_MACHINES, Runner
@@ -84,22 +94,44 @@ def test_another_content_is_found(finished) -> None:
         check_content(cluster, reference)
 
 
-@pytest.mark.parametrize("epochs", [(0,), (1, -1)])
-def test_two_holders_are_found(finished, epochs: tuple[int, ...]) -> None:
+def add_twin(cluster: Cluster, commit: Commit, seconds: float, epoch: int) -> None:
+    """Let another process of the same place commit the same step later on."""
+    cluster.processes["twin"] = cluster.processes[commit.process]
+    cluster.commits.append(replace(commit, process="twin", at=commit.at + seconds, epoch=epoch))
+
+
+def test_two_holders_in_an_epoch_are_found(finished) -> None:
     cluster, _ = finished
     first: Commit = cluster.commits[0]
-    cluster.processes["another"] = cluster.processes[first.process]
-    cluster.commits += [replace(first, process="another", epoch=epoch) for epoch in epochs]
-    with pytest.raises(AssertionError, match="has two holders"):
+    cluster.commits.append(replace(first, partners=tuple((place, 0) for place, _ in first.partners)))
+    with pytest.raises(AssertionError, match="worked in epoch 0 with two processes of replica 0 stage 1"):
+        check_holders(cluster)
+
+
+def test_two_holders_in_turns_are_found(finished) -> None:
+    cluster, _ = finished
+    add_twin(cluster, cluster.commits[0], 0.01, epoch=0)
+    with pytest.raises(AssertionError, match="took turns"):
         check_holders(cluster)
 
 
 def test_a_later_epoch_may_have_another_holder(finished) -> None:
     cluster, _ = finished
-    first: Commit = cluster.commits[0]
-    cluster.processes["another"] = cluster.processes[first.process]
-    cluster.commits.append(replace(first, process="another", epoch=1))
+    add_twin(cluster, cluster.commits[-1], 100.0, epoch=1)
     check_holders(cluster)
+
+
+def test_who_begins_anew_may_use_the_first_epoch_again(finished) -> None:
+    cluster, _ = finished
+    add_twin(cluster, cluster.commits[-1], 100.0, epoch=0)
+    check_holders(cluster)
+
+
+def test_epoch_after_epoch_is_found(finished) -> None:
+    cluster, _ = finished
+    cluster.hear("replica 0 stage 0 #1", {"abandoned": 0, "epoch": 5})
+    with pytest.raises(AssertionError, match="6 epochs were abandoned"):
+        check_epochs(cluster)
 
 
 def test_a_step_that_is_left_out_is_found(finished) -> None:
@@ -124,6 +156,13 @@ def test_a_run_that_does_not_finish_is_found(finished) -> None:
         host.summary = None
     with pytest.raises(AssertionError, match="nobody reached the last step"):
         check_end(cluster)
+
+
+def test_an_end_at_different_steps_is_found(finished) -> None:
+    cluster, _ = finished
+    cluster.hosts[1].summary = {"steps": 2}
+    with pytest.raises(AssertionError, match="ended at different steps"):
+        check_stop(cluster)
 
 
 def test_a_worker_that_says_nothing_is_found(finished) -> None:

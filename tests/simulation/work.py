@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from thinwire.bits.raw import raw_bytes
 from thinwire.config.sections import RunConfig
+from thinwire.link.link import Link
 from thinwire.link.peer import WorkerId
 from thinwire.model.cut import StagePlan
 from thinwire.optim.optimizers import StageOptimizer, clip_scale, rate_factor
@@ -125,7 +126,7 @@ class SimulatedPipeline(WorkerPipeline):
         runtime: Runtime,
         slowness: Callable[[], float],
         computed: Callable[[int, int], None],
-        committed: Callable[[int, int, str], None],
+        committed: Callable[[int, int, str, list[Link]], None],
     ) -> None:
         self.runtime, self.slowness, self.computed, self.committed = runtime, slowness, computed, committed
         super().__init__(config, index, device, known)
@@ -149,7 +150,7 @@ class SimulatedPipeline(WorkerPipeline):
         """Be the last thing that happens when a step is committed."""
         rotations = super().update_shared(step, rate_factor)
         stage: Any = self.stages[0]
-        self.committed(self.epoch, step, stage.content().hex())
+        self.committed(self.epoch, step, stage.content().hex(), self.links.everyone())
         return rotations
 
 

@@ -213,7 +213,7 @@ def count_symbols(codes: Ints, sizes: Ints) -> Ints:
     return counts.reshape(CLASSES, SYMBOLS)
 
 
-def learn(counts: Ints, found: Ints) -> Ints:
+def learn_counts(counts: Ints, found: Ints) -> Ints:
     """Return the counts of all steps so far, older ones fading, and of the codes found in one more."""
     counts = counts + LEARNING * found
     while (over := counts.sum(1, keepdims=True) > MEMORY).any():
@@ -221,7 +221,7 @@ def learn(counts: Ints, found: Ints) -> Ints:
     return counts
 
 
-def encode(codes: Ints, sizes: Ints, tables: Tables) -> bytes:
+def encode_codes(codes: Ints, sizes: Ints, tables: Tables) -> bytes:
     """Put rows of codes into bytes."""
     parts: list[tuple[Any, Ints]] = []
     for block in blocks(codes.shape[1]):
@@ -241,8 +241,8 @@ def encode(codes: Ints, sizes: Ints, tables: Tables) -> bytes:
     return coder.get_compressed().astype("<u4").tobytes()
 
 
-def decode(data: Buffer, rows: int, sizes: Ints, tables: Tables) -> Ints:
-    """Take `rows` rows of codes out of `encode`'s bytes."""
+def decode_codes(data: Buffer, rows: int, sizes: Ints, tables: Tables) -> Ints:
+    """Take `rows` rows of codes out of `encode_codes`'s bytes."""
     coder = coder_of(data)
     codes = np.zeros((rows, len(sizes)), dtype=np.int64)
     for block in blocks(len(sizes)):

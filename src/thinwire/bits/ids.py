@@ -15,7 +15,7 @@ LEARNING = 16
 """What one occurrence adds to the count of an id, which begins with 1."""
 
 
-def table_of(counts: Ints) -> Any:
+def id_table(counts: Ints) -> Any:
     """Make the coder's table of counts: every id can occur."""
     total = max(TOTAL, 1 << (2 * len(counts) - 1).bit_length())
     frequencies = 1 + counts * (total - len(counts)) // counts.sum()

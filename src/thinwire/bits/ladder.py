@@ -36,7 +36,7 @@ def step_size(number: int) -> float:
     return math.ldexp(mantissas()[place] >> (FRACTION - 23), octaves - 23)
 
 
-def ratio(difference: int) -> tuple[int, int]:
+def step_ratio(difference: int) -> tuple[int, int]:
     """Return (factor, shift) with 2^(difference/32) = factor / 2^shift: to multiply integers by."""
     octaves, place = divmod(difference, OCTAVE)
     factor = mantissas()[place]

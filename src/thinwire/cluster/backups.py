@@ -25,8 +25,9 @@ from thinwire.pipeline.links import Links
 from thinwire.pipeline.outcome import of_replica
 from thinwire.pipeline.protocols import Group
 from thinwire.util.checkpoint_name import is_checkpoint_name, step_of
-from thinwire.util.disk import shortage, warn
+from thinwire.util.disk import shortage
 from thinwire.util.files import matching, read_small
+from thinwire.util.notices import warn
 from thinwire.util.runtime import REAL, Runtime
 
 LOG = logging.getLogger("thinwire.copies")

@@ -13,7 +13,7 @@ from thinwire.config.sections import LinkConfig, RunConfig
 from thinwire.config.toml import shared_settings
 from thinwire.link.contract import Contract
 from thinwire.link.endpoint import Endpoint
-from thinwire.link.errors import Abort, LinkError
+from thinwire.link.errors import Abort, LinkError, Replaced
 from thinwire.link.hello import Terms
 from thinwire.link.link import Link, More
 from thinwire.link.listener import Listener
@@ -49,6 +49,8 @@ class Neighbours:
         """The workers of this stage in the replicas that this one is joined with."""
         self.stopping = False
         """Whether the links were told that the run is to end at once; those that are opened now are told too."""
+        self.replaced: Replaced | None = None
+        """Why this process has to end, once a neighbour has met a newer one of this worker."""
         self.report: Callable[[dict[str, Any]], None] = lambda event: None
         """Told where this worker listens, and what its lines were found to carry."""
         self.listener: Listener | None = None
@@ -107,6 +109,8 @@ class Neighbours:
 
     def _pass_on(self, peer: WorkerId, error: LinkError) -> None:
         """Fail all other links too: whoever waits there, here or beyond them, must not wait for ever."""
+        if isinstance(error, Replaced):
+            self.replaced = error  # whoever waits at another link hears that the epoch is over, which is not all
         for worker_id, link in list(self.opened.items()):
             if worker_id != peer:
                 link.abort(error.reason, error.passed_on)

@@ -19,8 +19,9 @@ from typing import Any
 from thinwire.link.identity import fingerprint
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster, listener_of
-from thinwire.util.disk import shortage, warn
+from thinwire.util.disk import shortage
 from thinwire.util.files import matching, read_small, write_atomic
+from thinwire.util.notices import warn
 from thinwire.util.shown import shown
 
 PLACES_FILE = "places.json"
@@ -140,7 +141,7 @@ def given(holders: Mapping[WorkerId, Worker], coming: Mapping[WorkerId, Worker])
     return result
 
 
-def read_places(roster: Roster, run: Path, clock: Callable[[], int] = time.time_ns) -> Places:
+def read_places(roster: Roster, run: Path, clock: Callable[[], int] | None = None) -> Places:
     """Return who holds what, as a run folder has it, checked, for a process whose number is larger than that of any before it.
 
     A folder without the file says nothing; in one of an earlier version the number stands beside the checkpoints. `clock` counts
@@ -153,7 +154,7 @@ def read_places(roster: Roster, run: Path, clock: Callable[[], int] = time.time_
         before = max(before, number)
         holders = known_holders(roster, path, name, taken)
     # The number grows even if the clock went back.
-    return Places(roster, run, incarnation=max(clock() // 1000, before + 1), holders=holders)
+    return Places(roster, run, incarnation=max((clock or time.time_ns)() // 1000, before + 1), holders=holders)
 
 
 def known_holders(roster: Roster, path: Path, name: object, taken: list[tuple[WorkerId, str]]) -> dict[WorkerId, Worker]:

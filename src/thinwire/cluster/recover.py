@@ -8,7 +8,6 @@ run, bit for bit.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from thinwire.pipeline.worker import UNKNOWN, Known, WorkerPipeline
 from thinwire.run.agree import Start, agree
 from thinwire.run.stop import Stop
 from thinwire.run.trainer import Trainer
+from thinwire.util.notices import note, say_aloud
 
 BACKOFF_SECONDS = 0.05
 BACKOFF_LIMIT_SECONDS = 1.0
@@ -203,7 +203,7 @@ def prepare_next(recovery: Recovery, reason: Interrupted) -> None:
     recovery.report(told)
     if recovery.copies and reason.code is Abort.REFUSED:  # else its supervisor says so
         limit = recovery.member.config.link.reconnect_seconds
-        print(f"thinwire: note: {reason.reason}; waiting {limit:.0f} s for it to be started again", file=sys.stderr, flush=True)
+        note(f"{reason.reason}; waiting {limit:.0f} s for it to be started again")
     recovery.epoch, recovery.start.recovering = max(recovery.epoch + 1, reason.epoch), True
 
 
@@ -214,4 +214,4 @@ def pause(failures: int) -> float:
 
 def say_last(why: str) -> None:
     """Tell people why this process ends itself."""
-    print(f"thinwire: error: {why}; start it again with --resume", file=sys.stderr, flush=True)
+    say_aloud(f"thinwire: error: {why}; start it again with --resume")

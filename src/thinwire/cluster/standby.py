@@ -7,7 +7,6 @@ training. Only members of the roster can ask, and only its standbys can answer: 
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster
 from thinwire.link.transport import ByteStream
 from thinwire.run.stop import Stop
+from thinwire.util.notices import note
 
 (SERVICE,) = SERVICES
 ASK_SECONDS = 5.0
@@ -182,7 +182,7 @@ class StandbyServer:
         """Let the person at this machine know, once."""
         if problem != self.problem:
             self.problem = problem
-            print(f"thinwire: note: {problem}", file=sys.stderr, flush=True)
+            note(problem)
 
 
 def run_for_standbys(roster: Roster) -> str:

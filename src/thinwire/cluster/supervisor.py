@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import signal
-import sys
 import time
 from contextlib import ExitStack
 from multiprocessing.context import ForkServerContext
@@ -25,6 +24,7 @@ from thinwire.config.sections import RunConfig
 from thinwire.config.toml import to_toml
 from thinwire.link.peer import WorkerId
 from thinwire.run.stop import Stop
+from thinwire.util.notices import say_aloud, warn
 
 STOP_SILENT_SECONDS = 10.0
 """A worker that was asked to end at once may give no sign of life for this long at most."""
@@ -95,7 +95,7 @@ class Supervisor:
     def _let_go(self, child: Child, failure: Failure) -> None:
         """Do without a worker that was lost when all were asked to end: the others end, and its last checkpoint stands."""
         text = f"{child} did not end by itself ({failure.text}); a resume goes on from the last checkpoint that all have"
-        print(f"thinwire: warning: {text}", file=sys.stderr, flush=True)
+        warn(text)
         child.failure, child.ended = None, True
         child.process.kill()
         end_all([child])
@@ -167,11 +167,6 @@ def run_workers(
         for worker_id in worker_ids:
             supervisor.children.append(supervisor.start(worker_id))
         return supervisor.watch(stop)
-
-
-def say_aloud(text: str) -> None:
-    """Tell the person at this machine."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def forkserver() -> ForkServerContext:

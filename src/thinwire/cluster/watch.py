@@ -6,8 +6,6 @@ the same one. A worker whose own id a standby has taken, because the others had 
 
 from __future__ import annotations
 
-import sys
-
 from thinwire.cluster.neighbours import Neighbours
 from thinwire.cluster.standby import Answer, StandbyClient
 from thinwire.config.sections import RunConfig
@@ -15,6 +13,7 @@ from thinwire.link.errors import Abort, LinkError, Replaced
 from thinwire.link.link import Link
 from thinwire.link.peer import Worker
 from thinwire.link.roster import Roster
+from thinwire.util.notices import note
 
 LOOK_SECONDS = 1.0
 """Time between two looks at the links."""
@@ -68,8 +67,8 @@ class Watch:
 
     def settle(self) -> None:
         """Between two epochs: let standbys hold what they have taken; raise if another holds this worker's own id."""
-        if self.replaced is not None:
-            raise self.replaced
+        if replaced := self.replaced or self.neighbours.replaced:
+            raise replaced
         self.places.begin_epoch()
 
     def explained(self, error: LinkError) -> LinkError:
@@ -113,7 +112,7 @@ class Watch:
         if standby is None or standby.certificate == self.places.worker(link.peer).certificate:
             return
         text = f"{standby.id} at {standby.address} takes the place of {link.peer}, which is away"
-        print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
+        note(text)
         self.places.expect(link.peer, standby, replaced=True)
         link.abort(text, Abort.RECOVERING)
 

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from thinwire.bits import entropy
 from thinwire.bits.entropy import LIMIT, UNIT, Ints, Tables
-from thinwire.bits.ladder import LOWEST, OCTAVE, ratio, step_size
+from thinwire.bits.ladder import LOWEST, OCTAVE, step_ratio, step_size
 from thinwire.codecs.aim import Aim
 from thinwire.codecs.mean_table import LIMIT as MEAN_LIMIT
 from thinwire.codecs.mean_table import MeanTable
 from thinwire.codecs.prediction import Prediction
-from thinwire.codecs.rotation import add, principal, product
+from thinwire.codecs.rotation import add, ordered_product, principal
 from thinwire.model.ends import Context
 
 CODES = torch.float32
@@ -83,7 +83,7 @@ class Seen:
 
 def carried(values: Ints, difference: int) -> Ints:
     """Return integers times 2^(difference/32), rounded."""
-    factor, shift = ratio(min(max(difference, -FARTHEST), FARTHEST))
+    factor, shift = step_ratio(min(max(difference, -FARTHEST), FARTHEST))
     return (values * factor + (1 << (shift - 1))) >> shift
 
 
@@ -184,7 +184,7 @@ class CodeModel(nn.Module):
     def _expected(self, ids: Tensor, number: int) -> Tensor:
         """Return what is expected, in 1/UNIT of a step."""
         assert self.prediction is not None
-        factor, shift = ratio(min(max(int(self.unit) - number, -FARTHEST), FARTHEST))
+        factor, shift = step_ratio(min(max(int(self.unit) - number, -FARTHEST), FARTHEST))
         return ((self.prediction.expected(ids) * factor + (1 << (shift - 1))) >> shift).clamp_(-(2**22), 2**22)
 
     def _see(self, codes: Tensor, ids_BT: Tensor, number: int, context: Context) -> None:
@@ -214,7 +214,7 @@ class CodeModel(nn.Module):
             fine += self._expected(ids.to(self.unit.device), number).cpu()
             self.prediction.learn(ids, torch.from_numpy(carried(fine.numpy(), number - int(self.unit))))
         self._learn_sizes(codes_NK, number)
-        self.tables.copy_(torch.from_numpy(entropy.learn(self.tables.cpu().numpy(), found)))
+        self.tables.copy_(torch.from_numpy(entropy.learn_counts(self.tables.cpu().numpy(), found)))
         self.age += 1
         self.tokens.fill_(len(codes_NK))
         if self.rotates:
@@ -251,7 +251,7 @@ class CodeModel(nn.Module):
             return
         variances, axes = principal(self.moments_KK.cpu().numpy().astype(np.float64))
         self.moments_KK.zero_()
-        turned = np.rint(product(self.rotation_KK.cpu().numpy() / TURN, axes) * TURN).clip(-TURN, TURN)
+        turned = np.rint(ordered_product(self.rotation_KK.cpu().numpy() / TURN, axes) * TURN).clip(-TURN, TURN)
         self.rotation_KK.copy_(torch.from_numpy(turned.astype(np.int32)))
         for table in self._means():
             table.turn(torch.from_numpy(axes))

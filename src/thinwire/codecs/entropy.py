@@ -188,7 +188,7 @@ class Entropy(Codec):
         row = tensor.detach().cpu().to(torch.int64).numpy()
         number, codes_NK = int(row[0]), row[1:].reshape(-1, self.channels)
         head = number.to_bytes(2, "little", signed=True) + bytes([coding.check])
-        data = entropy.encode(codes_NK, coding.at(number), coding.tables)
+        data = entropy.encode_codes(codes_NK, coding.at(number), coding.tables)
         plain = PLAIN.itemsize * codes_NK.size
         return head + (data if len(data) < plain else codes_NK.astype(PLAIN).tobytes())
 
@@ -205,7 +205,7 @@ class Entropy(Codec):
         if len(view) == most:
             codes_NK = np.frombuffer(body, PLAIN).astype(np.int64)
         else:
-            codes_NK = entropy.decode(body, (spec.shape[0] - 1) // self.channels, coding.at(number), coding.tables)
+            codes_NK = entropy.decode_codes(body, (spec.shape[0] - 1) // self.channels, coding.at(number), coding.tables)
         return torch.from_numpy(np.concatenate(([number], codes_NK.ravel()))).to(spec.dtype)
 
     def pack_ids(self, ids: Tensor) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.bits.ids import LEARNING, table_of
+from thinwire.bits.ids import LEARNING, id_table
 from thinwire.model.ends import Context
 
 
@@ -30,7 +30,7 @@ class IdModel(nn.Module):
     def table(self) -> Any:
         """Return the coder's table."""
         if self._table is None:
-            self._table = table_of(self.counts_V.cpu().numpy())
+            self._table = id_table(self.counts_V.cpu().numpy())
         return self._table
 
     def see(self, ids: Tensor, context: Context) -> None:

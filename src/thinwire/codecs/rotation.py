@@ -64,7 +64,7 @@ def add(values: Floats) -> float:
     return float(np.add.accumulate(values)[-1])
 
 
-def product(left: Floats, right: Floats) -> Floats:
+def ordered_product(left: Floats, right: Floats) -> Floats:
     """Multiply two matrices, column by column of the first."""
     total = np.zeros_like(left)
     for column in range(len(right)):

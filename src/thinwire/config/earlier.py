@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from thinwire.config.options import arguments_of, options_from_spec, spec_of
 from thinwire.config.values import as_table, fit
+from thinwire.util.notices import note
 
 EXCHANGE = "replicas.exchange"
 
@@ -67,4 +67,4 @@ def as_given(text: str) -> list[tuple[str, str]]:
 
 def hint(before: str, now: str) -> None:
     """Say how something is written today."""
-    print(f"thinwire: note: {before} is now {now}", file=sys.stderr, flush=True)
+    note(f"{before} is now {now}")

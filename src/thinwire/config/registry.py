@@ -130,6 +130,11 @@ TRACKERS = Registry(
 ARCHITECTURES = Registry(
     "architecture",
     "thinwire.architectures",
-    {"llama": ("thinwire.model.llama.architecture:Llama", "rotary grouped-query attention and SwiGLU, as Llama has them")},
+    {
+        "llama": ("thinwire.model.llama.architecture:Decoder", "rotary grouped-query attention and SwiGLU; takes every ingredient"),
+        "mistral": ("thinwire.model.mistral:make_mistral", "a Llama whose attention has a sliding window"),
+        "qwen2": ("thinwire.model.qwen2:make_qwen2", "a Llama with biases on queries, keys and values"),
+        "qwen3": ("thinwire.model.qwen3:make_qwen3", "a Llama with norms of queries and keys"),
+    },
 )
 TRANSPORTS = Registry("transport", "thinwire.transports", {"tcp": ("thinwire.link.tcp.transport:TcpTransport", "TCP with mutual TLS 1.3")})

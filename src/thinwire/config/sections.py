@@ -22,7 +22,7 @@ class ModelConfig:
     """Shape of the decoder."""
 
     architecture: str = "llama"
-    """Kind of blocks: llama, or one of another package."""
+    """Family of decoders: llama (which takes every ingredient below), mistral, qwen2, qwen3, or one of another package."""
 
     vocabulary: int = 4096
     """Token types, V."""
@@ -34,12 +34,40 @@ class ModelConfig:
     """Attention heads."""
     kv_heads: int = 2
     """Key/value heads (grouped-query attention); divides `heads`."""
+    head_dim: int | None = None
+    """Width of a head; unset: `width` / `heads`."""
     ffn: int = 704
-    """Hidden width of the SwiGLU FFN, F."""
+    """Hidden width of the FFN, F."""
+    ffn_kind: Literal["swiglu", "relu2"] = "swiglu"
+    """FFN: `swiglu`, gated, or `relu2`, the square of a ReLU without a gate."""
     context: int = 128
     """Tokens per sequence, T."""
     rope_theta: float = 10_000.0
     """Base of the rotary position frequencies."""
+    rope_kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    """How rotary frequencies are scaled for sequences longer than `rope_context`, by the names that Hugging Face gives."""
+    rope_factor: float = 1.0
+    """By how much scaled rotary positions stretch a sequence."""
+    rope_context: int | None = None
+    """Sequence length that the unscaled frequencies were trained on; unset: `context`."""
+    rope_slow: float = 1.0
+    """llama3 and yarn: frequencies of at most so many turns within `rope_context` are divided by `rope_factor`."""
+    rope_fast: float | None = None
+    """llama3 and yarn: frequencies of at least so many turns stay as they are; unset: 4 (llama3), 32 (yarn)."""
+    rope_attention_factor: float | None = None
+    """yarn: cosine and sine are multiplied by this; unset: 0.1 ln(`rope_factor`) + 1."""
+    rope_truncate: bool = True
+    """yarn: round the ends of the ramp between slow and fast to whole frequencies."""
+    window: int | None = None
+    """Tokens that attention sees, the own one included (sliding window); unset: all before it."""
+    window_layers: str | None = None
+    """Layers with that window, such as 0-3,6; unset: all."""
+    qk_norm: Literal["none", "gains", "plain"] = "none"
+    """RMSNorm of each head's queries and keys: with gains, as Qwen3 has it, or `plain`, without."""
+    attention_bias: Literal["none", "qkv", "all"] = "none"
+    """Biases on the query, key and value matrices of attention, or on its output matrix too."""
+    ffn_bias: bool = False
+    """Biases on all matrices of the FFN."""
     norm_eps: float = 1e-5
     """Added to the mean square inside RMSNorm."""
     free_layers: int | None = None
@@ -49,15 +77,19 @@ class ModelConfig:
     output_dropout: float = 0.0
     """Dropout on each branch's output. Leaves the subspace."""
     output_bias: bool = False
-    """Biases on the branch output matrices. Leave the subspace."""
+    """Biases on the output matrices of both branches; K wide in a subspace."""
+    norm_reorder: bool = False
+    """RMSNorm without gains behind each branch, in place of the norm in front of it."""
     branch_norm_gains: bool = False
     """RMSNorm with gains on each branch's output. Leaves the subspace."""
     tied_head: bool = False
     """Use the embedding as output head. Leaves the subspace."""
+    logit_cap: float = 0.0
+    """Soft cap c of the logits: x becomes c x / sqrt(x^2 + c^2); 0 turns it off."""
 
     @cached_property
     def head_size(self) -> int:
-        return self.width // self.heads
+        return self.width // self.heads if self.head_dim is None else self.head_dim
 
 
 @dataclass(frozen=True, kw_only=True)

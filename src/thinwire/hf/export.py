@@ -24,6 +24,7 @@ from thinwire.hf.folders import new_folder, refuse_existing
 from thinwire.hf.links import copy_file
 from thinwire.hf.measure import measure_run
 from thinwire.hf.plain import pieces, why_not_plain
+from thinwire.hf.tied import APART, tied_again, was_untied
 from thinwire.hf.tokenizer import kept_description, kept_dtype, write_json, write_tokenizer
 from thinwire.run.saved import TOKENIZER_FILE, is_tokenizer_elsewhere
 from thinwire.util.files import files_below
@@ -69,7 +70,8 @@ def export(command: ExportCommand) -> str:
     dtype = chosen_dtype(command, source)
     losses = measure_run(source.config, command.run, source.fill, step=source.step, plain=reason is None, sequences=command.sequences)
     with new_folder(command.out, "the folder") as folder:
-        hashes = write_own(folder, source) if reason else write_plain(folder, source, dtype, limit)
+        plain = source if reason else tied_again(source)
+        hashes = write_own(folder, source) if reason else write_plain(folder, plain, dtype, limit)
         write_card(folder / "README.md", command.out.resolve().name, source, losses, reason or dtype)
         write_contents(folder, source, reason, hashes)
     title = title_of(source.config.model)
@@ -77,7 +79,8 @@ def export(command: ExportCommand) -> str:
     why = f": {reason}; `thinwire eval` and `thinwire generate` read it" if reason else f" in {dtype}".replace("torch.", "")
     lacking = f"\nnote: without a tokenizer: it is in the run folder of stage 0; copy {TOKENIZER_FILE} into {command.run} and export again"
     lacking = lacking if is_tokenizer_elsewhere(command.run) else ""
-    return f"{command.out} {kind}{why}\nstep {source.step}; {losses.describe()}{lacking}"
+    apart = f"\n{APART}" if plain is source and was_untied(source) else ""
+    return f"{command.out} {kind}{why}\nstep {source.step}; {losses.describe()}{lacking}{apart}"
 
 
 def chosen_dtype(command: ExportCommand, source: Checkpointed) -> torch.dtype:

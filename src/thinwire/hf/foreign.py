@@ -6,7 +6,7 @@ Nothing in it is believed and nothing is unpickled: weights are safetensors or r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,11 @@ class Foreign:
         for entry in self.form.tensors(self.model):
             if entry.ours in state:
                 state[entry.ours].copy_(self.get(entry))
+
+    def untied(self) -> Foreign:
+        """Return the same network with a head of its own, which is a copy of the embedding."""
+        theirs = next(entry.theirs for entry in self.form.tensors(self.model) if entry.ours == EMBEDDING)
+        return replace(self, model=replace(self.model, tied_head=False), tensors=self.tensors | {self.form.head: self.tensors[theirs]})
 
     @property
     def dtype(self) -> torch.dtype:

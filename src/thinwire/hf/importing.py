@@ -4,6 +4,8 @@ The run stands at step 0 with the folder's weights and a fresh optimizer. Its [m
 named, everything else comes from --config and the options of `thinwire train`. Stages are made one at a time. The run folder appears whole
 or not at all.
 
+A tied head becomes a matrix of its own where embedding and head lie on different stages, and is told of.
+
 The folder's tokenizer and generation files are kept in the run's folder `imported` and go out again with `thinwire export`. So does its
 max_position_embeddings, even if `--model.context N` trains on shorter sequences: rotary positions have no table that would be cut.
 """
@@ -20,6 +22,7 @@ from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config.command_line import DEFAULT_CONFIG, parse_config, scan
 from thinwire.config.options import choose_options
+from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.config.toml import CONFIG_FILE, load_config, to_toml
 from thinwire.data.open import open_data
@@ -51,6 +54,10 @@ REFUSED = {
     "data.tokenizer": "the run uses the tokenizer of the folder",
 }
 """Options of `thinwire train` that make no sense here, and why."""
+UNTIED = (
+    "note: the folder has one matrix for embedding and head (tie_word_embeddings), and these are on different stages: the head has become "
+    "a copy of the embedding, and each is trained on its own. As long as they are equal, export writes one matrix again"
+)
 
 
 def main(argv: list[str]) -> None:
@@ -78,8 +85,11 @@ def import_folder(folder: Path, run: Path, options: list[str], *, project: bool 
     refuse_existing(run, "the run folder")
     foreign = open_foreign(folder)
     config = imported_settings(foreign, run, options)
+    notes, tied = foreign.form.notes(read_object(folder / CONFIG_JSON)), foreign.model.tied_head
+    if tied and not config.model.tied_head:
+        foreign, notes = foreign.untied(), [*notes, UNTIED]
     fill, said = chosen_fill(foreign, config, project)
-    said = [*foreign.form.notes(read_object(folder / CONFIG_JSON)), *said]
+    said = [*notes, *said]
     # The copy in the run folder is not there yet.
     here = replace(config.data, tokenizer=str(folder / TOKENIZER_FILE)) if (folder / TOKENIZER_FILE).is_file() else config.data
     data = open_data(here, config.model, config.seed)
@@ -90,7 +100,7 @@ def import_folder(folder: Path, run: Path, options: list[str], *, project: bool 
         said.append(f"validation loss {before:.4f} before projection, of the folder's own network; {len(windows_NT1)} sequences")
     with new_folder(run, "the run folder") as made:
         (made / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
-        keep(folder, made, foreign.dtype)
+        keep(folder, made, foreign.dtype, tied)
         if data.tokenizer_json is not None and not copy_file(folder, TOKENIZER_FILE, made):
             (made / TOKENIZER_FILE).write_text(data.tokenizer_json, encoding="utf-8")
         write_start(made, config, fill, data.fingerprint)
@@ -108,6 +118,8 @@ def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig
     base = load_config(given.get("config") or DEFAULT_CONFIG)
     base = replace(base, model=foreign.model, codec=choose_options("codec", base.codec, given.get("codec.name") or "dense"))
     config = parse_config(argv, base)
+    if "model.tied_head" not in given and must_untie(config):
+        config = replace(config, model=replace(config.model, tied_head=False))
     refuse_other_model(foreign, config.model)
     if (foreign.folder / TOKENIZER_FILE).is_file():
         config = replace(config, data=replace(config.data, tokenizer=str(run.resolve() / TOKENIZER_FILE)))
@@ -120,10 +132,17 @@ def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig
     return resolve(config)
 
 
+def must_untie(config: RunConfig) -> bool:
+    """Tell whether embedding and head of a run are better two matrices: they lie on two stages, or one is held in coordinates."""
+    return config.model.tied_head and (config.pipeline.stages > 1 or CODECS.load(config.codec.name).constrains)
+
+
 def refuse_other_model(foreign: Foreign, model: ModelConfig) -> None:
     """Refuse a setting of the network that is not the folder's."""
     for entry in fields(ModelConfig):
         ours, theirs = getattr(model, entry.name), getattr(foreign.model, entry.name)
+        if entry.name == "tied_head" and theirs:  # a tied head can become one of its own
+            continue
         if entry.name not in OURS_TO_CHOOSE and ours != theirs:
             raise ValueError(
                 f"model.{entry.name} is {ours}, but the model in {foreign.folder} has {theirs}; leave --model.{entry.name} out"

@@ -114,7 +114,7 @@ class Widened:
         self.entry, self.stream = entry, stream
         self.basis_DK = stream.basis_DK.double()
         rank = self.basis_DK.shape[1]
-        shape = (entry.shape[0], rank) if axis == 1 else (rank, entry.shape[1])
+        shape = (entry.shape[0], rank) if axis == 1 else (rank, *entry.shape[1:])
         self.coordinates = stored(source, tensors, entry.ours, shape)
         self.rows = self.embedding if entry.ours == EMBEDDING else self.columns if axis == 1 else self.matrix
 
@@ -122,7 +122,7 @@ class Widened:
         return Piece(self.entry.theirs, self.entry.shape, dtype, self.rows)
 
     def matrix(self, start: int, stop: int) -> Tensor:
-        """Return rows of U Z."""
+        """Return rows of U Z, or of U b."""
         return self.basis_DK[start:stop] @ self.coordinates.whole().double()
 
     def columns(self, start: int, stop: int) -> Tensor:

@@ -31,9 +31,9 @@ class Projection:
         self.basis_DK = vectors_DD[:, -rank:].flip(1).to(stream.basis_DK.dtype)
 
     def _written(self, entry: PlainTensor) -> Tensor:
-        """Return a matrix that writes into the stream in fp64, with what it writes in its columns."""
+        """Return a matrix that writes into the stream in fp64, with what it writes in its columns; a bias is one column."""
         matrix = self.foreign.get(entry).double()
-        return matrix.T if self.axes[entry.ours or ""] == 1 else matrix
+        return matrix.T if self.axes[entry.ours or ""] == 1 else matrix.view(len(matrix), -1)
 
     def _energy(self, fixed: FixedFeatures) -> Tensor:
         """Sum W W^T over everything that is constrained."""
@@ -73,4 +73,5 @@ class Projection:
                     start += len(rows_ND)
             else:
                 coordinates_KH = basis_DK.T @ self._written(entry)
-                state[entry.ours].copy_(coordinates_KH.T if self.axes[entry.ours] == 1 else coordinates_KH)
+                target = state[entry.ours]
+                target.copy_(coordinates_KH.T if self.axes[entry.ours] == 1 else coordinates_KH.view(target.shape))

@@ -20,19 +20,24 @@ OTHERS = ("chat_template.json", "tokenizer.model", "vocab.json", "merges.txt", "
 KEPT = (*OF_TOKENS, *OTHERS)
 
 
-def keep(folder: Path, run: Path, dtype: torch.dtype) -> None:
-    """Copy the small files of a foreign folder into a new run, and note the number format of its weights."""
+def keep(folder: Path, run: Path, dtype: torch.dtype, tied: bool) -> None:
+    """Copy the small files of a foreign folder into a new run; note the number format of its weights and whether its head was tied."""
     kept = run / KEPT_FOLDER
     kept.mkdir()
     for name in KEPT:
         copy_file(folder, name, kept)
-    write_json(kept / CONTENTS, {"dtype": str(dtype).removeprefix("torch.")})
+    write_json(kept / CONTENTS, {"dtype": str(dtype).removeprefix("torch."), "tied": tied})
+
+
+def kept_notes(run: Path) -> dict[str, Any]:
+    """Return what was noted of the folder that an imported run came from; nothing for a run that was not imported."""
+    name = f"{KEPT_FOLDER}/{CONTENTS}"
+    return read_object(run / name) if has_file(run, name) else {}
 
 
 def kept_dtype(run: Path) -> torch.dtype | None:
     """Return the number format of the weights that an imported run started from."""
-    name = f"{KEPT_FOLDER}/{CONTENTS}"
-    named = read_object(run / name).get("dtype") if has_file(run, name) else None
+    named = kept_notes(run).get("dtype")
     return next((dtype for dtype in DTYPES.values() if str(dtype) == f"torch.{named}"), None)
 
 

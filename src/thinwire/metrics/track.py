@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from thinwire.util.disk import shortage, warn
+from thinwire.util.disk import shortage
 from thinwire.util.files import write_atomic
+from thinwire.util.notices import warn
 
 
 class Tracker:

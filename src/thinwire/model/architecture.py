@@ -8,8 +8,8 @@ wherever it is asked for (`find_architecture`), and each method depends on its a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from thinwire.config.registry import ARCHITECTURES
@@ -20,6 +20,22 @@ if TYPE_CHECKING:  # a supervisor asks for the count without torch
     from torch import Tensor, nn
 
     from thinwire.model.huggingface import HuggingFace
+
+
+INGREDIENTS: tuple[str, ...] = (
+    "head_dim",
+    "ffn_kind",
+    "rope_kind",
+    "window",
+    "qk_norm",
+    "attention_bias",
+    "ffn_bias",
+    "output_bias",
+    "output_dropout",
+    "norm_reorder",
+    "branch_norm_gains",
+)
+"""Settings of `[model]` that an architecture may have or not; those that shape embedding and head are the stage's, so all have them."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,7 @@ class Architecture:
     """How its networks are written as Hugging Face folders; None: not at all, and import and export refuse it by name."""
 
     def check(self, model: ModelConfig) -> None:
-        """Raise ValueError for settings that it cannot have: the value, the limit, the fix."""
+        """Raise ValueError for settings that it cannot have: the value, the limit, the fix; see `refuse_ingredients`."""
 
     def block(self, model: ModelConfig, layer: int, width: int, last_width: int) -> nn.Module:
         """Make a block on a stream that is `width` wide: model.width, or fewer coordinates.
@@ -59,7 +75,10 @@ class Architecture:
         raise NotImplementedError
 
     def tables(self, model: ModelConfig, positions: range) -> tuple[Tensor, ...]:
-        """Compute in fp64 what blocks know of positions, a row for each; they come back in `Pass.tables`, in the compute format."""
+        """Compute in fp64 what blocks know of positions, a row for each; they come back in `Pass.tables`, in the compute format.
+
+        The end of the positions is the length of the sequence so far, on which they may depend.
+        """
         return ()
 
     def writers(self, model: ModelConfig) -> Mapping[str, int]:
@@ -89,6 +108,14 @@ class Architecture:
     def stream_axes(self, model: ModelConfig, layers: range) -> dict[str, int]:
         """Name the writers of some layers by their global names, with their axes."""
         return {block_name(layer, name): axis for layer in layers for name, axis in self.writers(model).items()}
+
+
+def refuse_ingredients(model: ModelConfig, has: Collection[str], title: str) -> None:
+    """Raise ValueError for an ingredient in use that an architecture does not have: for its `check`."""
+    defaults = {entry.name: entry.default for entry in fields(ModelConfig)}
+    for name in INGREDIENTS:
+        if name not in has and (value := getattr(model, name)) != defaults[name]:
+            raise ValueError(f"model.{name} is {value}, which {title} does not have; leave it out")
 
 
 def find_architecture(name: str) -> Architecture:

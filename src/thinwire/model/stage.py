@@ -159,13 +159,17 @@ class Stage(nn.Module):
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
         runner = self.runner if torch.is_grad_enabled() else PLAIN
         with runner.microbatch(context.step, (ids_BT1, *payload)):
-            return self._through(ids_BT1[:, :-1], payload, context, self.tables, runner=runner, targets_BT=ids_BT1[:, 1:])
+            ids_BT = ids_BT1[:, :-1]
+            whole = ids_BT.shape[1] == self.model.context  # tables may depend on the length of the sequence
+            tables = self.tables if whole else self._tables_at(range(ids_BT.shape[1]))
+            return self._through(ids_BT, payload, context, tables, runner=runner, targets_BT=ids_BT1[:, 1:])
 
     @torch.no_grad()
     def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, cache: KVCache, count: int) -> tuple[Tensor, ...]:
         """Read tokens that follow those in the cache, `count` of them real and the rest padding; return the payload, or (logits,)."""
-        positions = range(cache.length, cache.length + ids_BT.shape[1])
-        output = self._through(ids_BT, payload, replace(context, before_BT=cache.ids_BT), self._tables_at(positions), cache)
+        tables = self._tables_at(range(cache.length, cache.length + count))
+        padded = tuple(torch.cat((table, table[-1:].expand(ids_BT.shape[1] - count, *table.shape[1:]))) for table in tables)
+        output = self._through(ids_BT, payload, replace(context, before_BT=cache.ids_BT), padded, cache)
         cache.read(ids_BT[:, :count])
         return output
 
@@ -215,6 +219,8 @@ class Stage(nn.Module):
         if self.constrained == self.model.layers:
             stream = self.stream.open(stream, static())
         logits = self.head(self.norm(stream)).to(self.dtype)
+        if cap := self.model.logit_cap:
+            logits = cap * logits * torch.rsqrt(logits.square() + cap**2)
         return logits if targets_BT is None else functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
     def owned(self) -> list[Shared]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from thinwire import checkpoint
 from thinwire.run.folder import kept_by_all
 from thinwire.util.files import matching
+from thinwire.util.notices import say_aloud
 
 EVERYWHERE = "\n(on every machine, each with its own command)"
 
@@ -41,5 +41,5 @@ def farewell(run: Path, command: str, replicas: int | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"stopped at once; {kept(run, replicas)}\ngo on with: {command}", file=sys.stderr, flush=True)
+        say_aloud(f"stopped at once; {kept(run, replicas)}\ngo on with: {command}")
         raise

@@ -9,9 +9,10 @@ from typing import Any
 
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import ADJUSTABLE, CONFIG_FILE, RESHAPING, flatten, read_config, to_toml
-from thinwire.util.disk import shortage, warn
+from thinwire.util.disk import shortage
 from thinwire.util.files import write_atomic
 from thinwire.util.lock import LOCK_FILE
+from thinwire.util.notices import warn
 
 TOKENIZER_FILE = "tokenizer.json"
 """The run's tokenizer, kept in its folder so that the run can be used where its source is not."""
@@ -60,7 +61,7 @@ def write_folder(run: Path, config: RunConfig, tokenizer: str | None, step: int,
             if not path.is_file() or path.read_bytes() != text.encode():  # a full disk is no reason to fail where nothing changes
                 write_atomic(path, text.encode())
         if changed:
-            note(run, {"step": step, "changed": changed})
+            add_to_history(run, {"step": step, "changed": changed})
     except OSError as error:
         problem = f"the settings of the run were not written to {run / CONFIG_FILE}: {shortage(run / CONFIG_FILE, error)}"
         if must:
@@ -79,7 +80,7 @@ def changes(run: Path, config: RunConfig) -> dict[str, list[Any]]:
     return {name: [before.get(name), after[name]] for name in sorted(TOLD) if before.get(name) != after[name]}
 
 
-def note(run: Path, line: dict[str, Any]) -> None:
+def add_to_history(run: Path, line: dict[str, Any]) -> None:
     """Add a line to the history."""
     with (run / HISTORY_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **line}) + "\n")

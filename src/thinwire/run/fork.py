@@ -9,7 +9,7 @@ from pathlib import Path
 from thinwire import checkpoint
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import CONFIG_FILE, to_toml
-from thinwire.run.folder import FORK_MARK, HISTORY_FILE, TOKENIZER_FILE, note
+from thinwire.run.folder import FORK_MARK, HISTORY_FILE, TOKENIZER_FILE, add_to_history
 from thinwire.util.disk import shortage
 from thinwire.util.files import write_atomic
 
@@ -30,7 +30,7 @@ def fork(source: Path, run: Path, config: RunConfig) -> None:
             copy_checkpoint(source / each / "checkpoints" / newest.name, run / each / "checkpoints" / newest.name)
         if (source / TOKENIZER_FILE).is_file():
             shutil.copyfile(source / TOKENIZER_FILE, run / TOKENIZER_FILE)
-        note(run, {"step": checkpoint.step_of(newest), "from": str(source.absolute())})
+        add_to_history(run, {"step": checkpoint.step_of(newest), "from": str(source.absolute())})
         write_atomic(run / CONFIG_FILE, to_toml(config).encode())
         mark.unlink()
     except BaseException as error:

@@ -5,7 +5,6 @@ All stages decide by the same outcome of a step, so all write, keep and copy the
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,8 @@ from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline.outcome import Outcome
 from thinwire.pipeline.protocols import Backups
-from thinwire.util.disk import shortage, warn
+from thinwire.util.disk import shortage
+from thinwire.util.notices import say_aloud, warn
 from thinwire.util.runtime import REAL, Runtime
 
 FIRST_STEPS = 10
@@ -178,5 +178,5 @@ class Keeper:
         folder = checkpoint.checkpoint_folder(self.folder, position, self.facts)
         size = sum(path.stat().st_size for path in folder.glob("stage-*"))
         text = f"neighbours get copies of the last checkpoint, {size / 1e6:.1f} MB; Ctrl-C twice leaves them out"
-        print(f"thinwire: {text}", file=sys.stderr)
+        say_aloud(f"thinwire: {text}")
         self.backups.copy_last(folder.name)

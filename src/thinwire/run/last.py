@@ -8,7 +8,6 @@ asked to end, or loses a link here, leaves it out.
 from __future__ import annotations
 
 import base64
-import sys
 import zlib
 from contextlib import suppress
 from typing import Any
@@ -24,8 +23,9 @@ from thinwire.run.figures import summary
 from thinwire.run.folder import TOKENIZER_FILE, write_summary
 from thinwire.run.state import Training
 from thinwire.run.telling import tell_what_is_kept
-from thinwire.util.disk import shortage, warn
+from thinwire.util.disk import shortage
 from thinwire.util.files import write_atomic
+from thinwire.util.notices import note, warn
 from thinwire.util.shown import shown
 
 LONGEST_BYTES = 1 << 26
@@ -82,7 +82,7 @@ def settle_last(training: Training) -> None:
         with suppress(Abandoned):
             group.abandon()  # nobody is to wait for this worker
         if finished and keeper.backups is not None:
-            print(f"thinwire: note: not all copies of the last checkpoint were made: {error or 'stopped'}", file=sys.stderr, flush=True)
+            note(f"not all copies of the last checkpoint were made: {error or 'stopped'}")
         return
     common = sorted(set.intersection(*(set(vote["saved"]) for vote in votes)))
     if step not in common:

@@ -5,7 +5,6 @@ Everyone sees the same votes, so everyone decides alike. Reading the checkpoint 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from thinwire import checkpoint
 from thinwire.pipeline import forms
 from thinwire.run.folder import summarised
 from thinwire.run.state import Training
+from thinwire.util.notices import note
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def choose(training: Training, ballot: Ballot) -> tuple[Path | None, bool]:
     if not set.intersection(*lists) and max(vote["confirmed"] for vote in votes) < 0:
         if ballot.resume and keeper.speaks:
             text = f"no checkpoint of {folder} was written by all stages before they ended: training begins again at step 0"
-            print(f"thinwire: note: {text}", file=sys.stderr, flush=True)
+            note(text)
         return None, anyone
     newest = checkpoint.common(folder, lists, plans[0].count)
     if keeper.backups is not None or newest.name not in mine:

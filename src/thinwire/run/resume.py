@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from thinwire.config.registry import CODECS
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import ADJUSTABLE, CONFIG_FILE, LOCAL, RESHAPING, flatten, load_config, read_config
 from thinwire.run.folder import is_begun, is_free, is_half_forked
+from thinwire.util.notices import note
 
 Given = Mapping[str, str | None]
 """Options of a command line, with the value that follows each."""
@@ -111,7 +111,7 @@ def adjusted(config: RunConfig, wanted: RunConfig, named: str) -> RunConfig:
     for name in changed:
         section, _, field = name.partition(".")
         config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{field: after[name]})})
-        print(f"thinwire: note: {name} is {after[name]} from now on, by {named}; it was {before[name]}", file=sys.stderr, flush=True)
+        note(f"{name} is {after[name]} from now on, by {named}; it was {before[name]}")
     return config
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import sys
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -27,9 +26,3 @@ def shortage(path: Path, error: Exception, needed: int | None = None) -> str:
 def size_text(count: float) -> str:
     """Write a number of bytes."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} KB"
-
-
-def warn(text: str) -> None:
-    """Tell the person at this machine."""
-    sys.stderr.write(f"thinwire: warning: {text}\n")  # at once: other processes write lines there too
-    sys.stderr.flush()

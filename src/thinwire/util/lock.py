@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from thinwire.util.disk import FULL, shortage, warn
+from thinwire.util.disk import FULL, shortage
+from thinwire.util.notices import warn
 
 LOCK_FILE = "lock"
 """In the run folder while a process trains there: its number and its machine."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from helpers import make_pipeline, random_ids, relative
+from helpers import TINY, make_pipeline, random_ids, relative
 from oracle import fixed_table, wide_form
-from thinwire.config.sections import TrainConfig
+from thinwire.config.sections import ModelConfig, TrainConfig
 from thinwire.model.subspace.drift import grassmann_step, propose
 from thinwire.optim.optimizers import StageOptimizer
 
 
-def moved(optimizer: str, dtype: str = "fp64"):
+def moved(optimizer: str, dtype: str = "fp64", model: ModelConfig = TINY):
     """Train a little with the drift's measurement on, then propose a move."""
-    pipeline = make_pipeline("subspace", stages=2, rank=6, dtype=dtype, drift_every=100)
+    pipeline = make_pipeline("subspace", model, stages=2, rank=6, dtype=dtype, drift_every=100)
     optimizers = [StageOptimizer(stage, TrainConfig(optimizer=optimizer)) for stage in pipeline.stages]
     for step in range(5):
         pipeline.step(random_ids(seed=step), step, 4 * step)
@@ -40,8 +42,9 @@ def test_moved_basis_is_orthonormal_and_near_the_old_one(dtype):
     assert relative(basis, before) > 1e-3
 
 
-def test_loss_after_a_move_equals_the_projected_oracle():
-    pipeline, optimizers, move = moved("shared")
+@pytest.mark.parametrize("model", [TINY, replace(TINY, output_bias=True, norm_reorder=True)], ids=["plain", "biases, norms behind"])
+def test_loss_after_a_move_equals_the_projected_oracle(model):
+    pipeline, optimizers, move = moved("shared", model=model)
     wide = wide_form(pipeline)
     along = move @ move.T
     fixed = fixed_table(pipeline)

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from oracle import fixed_table, wide_form
-from thinwire.config.sections import ModelConfig, TrainConfig
+from thinwire.config.sections import TrainConfig
 from thinwire.model.subspace.basis import distance_outside
 from thinwire.optim.optimizers import StageOptimizer, clip_scale, rate_factor
+
+INGREDIENTS = {
+    "plain": {},
+    "biases": {"output_bias": True, "attention_bias": "all", "ffn_bias": True},
+    "norms behind": {"norm_reorder": True},
+    "norms behind, biases": {"norm_reorder": True, "output_bias": True, "norm_eps": 0.1},
+    "norms of heads, wide heads, window": {"qk_norm": "gains", "head_dim": 12, "window": 5},
+    "speedrun": {"qk_norm": "plain", "ffn_kind": "relu2", "logit_cap": 15.0, "attention_bias": "all", "ffn_bias": True},
+}
+"""What a network may have and still stay in the subspace."""
 
 
 @pytest.mark.parametrize("split", ["2,2", "1,2,1", "1,1,1,1", "3,1"])
 @pytest.mark.parametrize("codec", ["subspace", "dense"])
 def test_pipeline_equals_single_process_model(codec, split):
     free = int(split.split(",")[-1])
-    model = ModelConfig(**(vars(TINY) | {"free_layers": free}))
+    model = replace(TINY, free_layers=free)
     options = {"rank": 6} if codec == "subspace" else {}
     single = make_pipeline(codec, model, stages=1, **options)
     cut = make_pipeline(codec, model, stages=len(split.split(",")), split=split, **options)
@@ -28,8 +40,14 @@ def test_pipeline_equals_single_process_model(codec, split):
         assert relative(parts[name], whole[name]) < 1e-10, name
 
 
-def test_coordinate_form_equals_wide_form():
-    narrow = make_pipeline("subspace", stages=2, rank=6)
+@pytest.mark.parametrize("ingredients", INGREDIENTS.values(), ids=INGREDIENTS)
+def test_coordinate_form_equals_wide_form(ingredients):
+    narrow = make_pipeline("subspace", replace(TINY, **ingredients), stages=2, rank=6)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in (each for stage in narrow.stages for each in stage.parameters()):
+            if ingredients and parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     wide = wide_form(narrow)
     batch = random_ids()
     assert narrow.step(batch, 0, 0) == pytest.approx(wide.step(batch, 0, 0), rel=1e-12)
@@ -52,7 +70,7 @@ def test_without_the_table_nothing_changes():
 
 
 def test_free_layers_do_not_depend_on_the_cut():
-    model = ModelConfig(**(vars(TINY) | {"free_layers": 1}))
+    model = replace(TINY, free_layers=1)
     losses = [
         make_pipeline("subspace", model, stages=s, split=c, rank=6).step(random_ids(), 0, 0) for s, c in ((2, "2,2"), (4, None), (1, None))
     ]
@@ -60,7 +78,7 @@ def test_free_layers_do_not_depend_on_the_cut():
 
 
 def test_a_boundary_between_free_layers_is_refused():
-    model = ModelConfig(**(vars(TINY) | {"free_layers": 3}))
+    model = replace(TINY, free_layers=3)
     with pytest.raises(ValueError, match=r"free_layers is 3 but the last stage has 2 layers.*pipeline.split"):
         make_pipeline("subspace", model, stages=2, rank=6)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from thinwire.metrics.track import Tracker
+from thinwire.util.notices import say_aloud
 
 
 class Guarded(Tracker):
@@ -40,4 +40,4 @@ class Guarded(Tracker):
     def report(self, what: str, error: Exception) -> None:
         """Say on standard error what happened, and where the values are."""
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        print(f"thinwire: tracker {self.name} {what}: {reason}; metrics/ in the run folder has every step", file=sys.stderr, flush=True)
+        say_aloud(f"thinwire: tracker {self.name} {what}: {reason}; metrics/ in the run folder has every step")
