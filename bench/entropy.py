@@ -70,14 +70,14 @@ def main() -> None:
         codes = codes_of(rows, width, mean)
         sizes, counts = np.maximum(np.abs(codes).mean(0) * entropy.UNIT, 1).astype(np.int64), entropy.prior_counts()
         for _ in range(3):
-            counts = entropy.learn(counts, entropy.count_symbols(codes, sizes))
+            counts = entropy.learn_counts(counts, entropy.count_symbols(codes, sizes))
         tables = entropy.Tables.of(counts)
-        data = entropy.encode(codes, sizes, tables)
-        assert np.array_equal(entropy.decode(data, rows, sizes, tables), codes)
+        data = entropy.encode_codes(codes, sizes, tables)
+        assert np.array_equal(entropy.decode_codes(data, rows, sizes, tables), codes)
         ideal = float((entropy.count_symbols(codes, sizes) * tables.lengths()).sum()) / 8
         speeds = [
             codes.size * 1e-6 / fastest(work, options.repeats)
-            for work in (lambda: entropy.encode(codes, sizes, tables), lambda: entropy.decode(data, rows, sizes, tables))  # noqa: B023
+            for work in (lambda: entropy.encode_codes(codes, sizes, tables), lambda: entropy.decode_codes(data, rows, sizes, tables))  # noqa: B023
         ]
         bits, above = 8 * len(data) / codes.size, len(data) - ideal
         table.add_row(f"{mean:g}", f"{bits:.3f}", f"{len(data)}", f"{ideal:.0f}", f"{above:.1f} B", *(f"{speed:.1f}" for speed in speeds))
