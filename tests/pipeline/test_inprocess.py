@@ -70,3 +70,14 @@ def test_bf16_autocast_stays_close():
     rounded = Pipeline(make_pipeline("subspace", rank=6, dtype="fp32").stages, exact.codec, 2, TINY.context, "bf16")
     assert rounded.step(random_ids(), 0, 0) == pytest.approx(exact.step(random_ids(), 0, 0), rel=0.02)
     assert all(gradient.dtype == torch.float32 for gradient in gradients(rounded).values())
+
+
+def test_ids_that_all_stages_know_take_no_byte_and_change_nothing():
+    plain = make_pipeline("subspace", stages=3, rank=4)
+    known = Pipeline(make_pipeline("subspace", stages=3, rank=4).stages, plain.codec, plain.microbatch, TINY.context, known_ids=True)
+    losses = [pipeline.step(random_ids(), 0, 0) for pipeline in (plain, known)]
+    assert losses[0] == losses[1] and all(torch.equal(gradients(plain)[name], found) for name, found in gradients(known).items())
+    for with_ids, without in zip(plain.boundaries, known.boundaries, strict=True):
+        assert with_ids.meter.ids > 0 and without.meter.ids == 0
+        assert with_ids.meter.forward - with_ids.meter.ids == without.meter.forward
+        assert with_ids.meter.tokens == without.meter.tokens
