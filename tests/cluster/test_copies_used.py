@@ -188,7 +188,7 @@ def test_a_tokenizer_that_is_none_is_the_peers_fault_and_a_folder_that_takes_non
 
     def share(parts: list[str], folder: Path) -> None:
         group = SimpleNamespace(announce=lambda told, form: {"tokenizer": parts})
-        share_tokenizer(SimpleNamespace(data=None, group=group, folder=folder))
+        share_tokenizer(SimpleNamespace(data=None, has_first=False, group=group, folder=folder))
 
     with pytest.raises(ProtocolError, match="frame refused: tokenizer is"):
         share(packed("{}"), tmp_path)

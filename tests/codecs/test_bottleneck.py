@@ -27,7 +27,7 @@ def written_out(pipeline: Pipeline, ids_BT1: Tensor) -> Tensor:
             if stage.plan.last or layer != stage.plan.layers.stop - 1:
                 stream = block(stream, lambda whole: whole, each)
                 continue
-            stream = stream + block.attention.output(block.attention.mixed(block.attention_norm(stream), each, block.layer))
+            stream = stream + block.attention.output(block.attention.mixed(block.attention_norm(stream), each))
             hidden = block.ffn_norm(stream)
             written = (functional.silu(hidden @ block.ffn.gate.weight.T) * (hidden @ block.ffn.up.weight.T)) @ block.ffn.down.weight.T
             sent = written + stream[..., : written.shape[-1]]

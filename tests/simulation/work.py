@@ -45,6 +45,7 @@ class SimulatedStage(nn.Module):
         self.plan, self.model, self.matrices, self.axes = plan, config.model, set[str](), dict[str, int]()
         self.layers = nn.ModuleDict({str(layer): Cell(layer) for layer in plan.layers})
         self.stream = SimpleNamespace(version=0, basis=lambda: None, fingerprint=lambda: "simulated")
+        self.entry, self.exit = None if plan.first else nn.Identity(), None if plan.last else nn.Identity()
         self.architecture = SimpleNamespace(count=lambda model, layers: WEIGHTS * layers)
 
     def trained(self) -> dict[str, nn.Parameter]:
