@@ -68,7 +68,12 @@ class WireSpec:
     tensors: tuple[TensorSpec, ...]
 
     def bytes_per_token(self, direction: Direction) -> float:
+        """Return the most that a token takes."""
         return sum(spec.size(direction) for spec in self.tensors) / self.tokens
+
+    def usual_bytes_per_token(self, direction: Direction) -> float:
+        """Return what a token usually takes: what a schedule reckons with."""
+        return sum(spec.size(direction) * spec.usual for spec in self.tensors) / self.tokens
 
 
 class CastExit(nn.Module):
