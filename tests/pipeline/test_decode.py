@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import TINY, make_pipeline
+from helpers import TINY, make_pipeline, random_ids
 from thinwire.config.registry import CODECS
 from thinwire.model.ends import Context
 from thinwire.pipeline.decode import CHUNK, Writer, chosen_slot, chunks, forward_slots
@@ -51,10 +51,19 @@ def whole(pipeline, ids: list[int]) -> Tensor:
     return payload[0][0]
 
 
-@pytest.mark.parametrize("codec", BY_TOKEN)
+def entropy_coded():
+    """Return a pipeline whose boundaries have learnt from a few steps."""
+    pipeline = make_pipeline("anchored", LONG, stages=4, rank=6, entropy=True, rate=2.0)
+    for step in range(3):
+        pipeline.step(random_ids(LONG, seed=step), step, 4 * step)
+        pipeline.update_shared(step, 1.0)
+    return pipeline
+
+
+@pytest.mark.parametrize("codec", [*BY_TOKEN, "entropy"])
 @pytest.mark.parametrize("length", [1, CHUNK, CHUNK + 7])
 def test_step_by_step_equals_the_whole(codec, length):
-    pipeline = pipeline_of(codec)
+    pipeline = entropy_coded() if codec == "entropy" else pipeline_of(codec)
     ids = ids_of(length + 20)
     expected = whole(pipeline, ids)
     following, seen = iter(ids[length:]), []

@@ -16,6 +16,7 @@ CODECS = {
     "subspace": {"name": "subspace", "rank": 4},
     "four bits": {"name": "subspace", "rank": 4, "bits": 4},
     "dense": {"name": "dense"},
+    "entropy": {"name": "subspace", "rank": 4, "entropy": True, "rate": 2.0},
 }
 WORKERS, SCHEDULES = (2, 4, 8), ("gpipe", "1f1b", "depth")
 QUICK = {
@@ -23,6 +24,7 @@ QUICK = {
     (2, "depth", "four bits"),
     (4, "1f1b", "dense"),
     (4, "depth", "subspace"),
+    (2, "1f1b", "entropy"),
 }
 """The cases of `make test`: each schedule, each codec, two numbers of workers."""
 MATRIX = [

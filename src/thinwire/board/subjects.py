@@ -155,7 +155,8 @@ class Codecs:
         return 0
 
     def keeps_microbatches(self, config: RunConfig) -> bool:
-        return registry.CODECS.load(config.codec.name).depends_on_microbatch
+        # The first step size is chosen by a step's first microbatch, and each payload's header counts into the rate.
+        return registry.CODECS.load(config.codec.name).depends_on_microbatch or config.codec.entropy
 
     def grid(self, config: RunConfig) -> str:
         return ""

@@ -81,7 +81,7 @@ def wanted_depth(config: RunConfig, stage: int, profile: Profile) -> int:
         return min(microbatches, 2 * (stages - 1 - stage) + 1)
     line = find_profile(config.link.profile)
     tokens = config.replica_batch // microbatches * config.model.context
-    bits = 8 * tokens * make_codec(config.codec, config.model).spec(1, config.model.context).bytes_per_token("forward")
+    bits = 8 * tokens * make_codec(config.codec, config.model).spec(1, config.model.context).usual_bytes_per_token("forward")
     sending = bits / (line.up_mbps * 1e6) if line.up_mbps else 0.0
     compute = sum(block.forward_seconds + block.backward_seconds for block in profile.blocks)
     return depths(stages, microbatches, line.delay_ms / 1000 + sending, max(compute, sending))[stage]

@@ -44,7 +44,7 @@ class CodecOptions:
     """The same for the gradient on its way back; unset: as `rate`."""
     dead_zone: float = 0.6
     """Share of a step, 0.5 to 1, below which an entropy-coded value is sent as the predicted one; 0.5 rounds to the nearest."""
-    rate_penalty: float = 1e-3
+    rate_penalty: float = 1.5e-3
     """What a bit of an entropy-coded payload counts in the loss, in nats: keeps the network from writing ever larger values; 0: nothing."""
     sample: float = 3.0
     """Entropy-coded gradients of tokens shorter than so many steps are sent now and then, and lengthened: right on average; 0: rounded."""
@@ -68,7 +68,12 @@ class WireSpec:
     tensors: tuple[TensorSpec, ...]
 
     def bytes_per_token(self, direction: Direction) -> float:
+        """Return the most that a token takes."""
         return sum(spec.size(direction) for spec in self.tensors) / self.tokens
+
+    def usual_bytes_per_token(self, direction: Direction) -> float:
+        """Return what a token usually takes: what a schedule reckons with."""
+        return sum(spec.size(direction) * spec.usual for spec in self.tensors) / self.tokens
 
 
 class CastExit(nn.Module):

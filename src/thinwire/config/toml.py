@@ -40,7 +40,7 @@ LATER |= {"model.window": None, "model.window_layers": None, "model.qk_norm": "n
 LATER |= {"model.ffn_bias": False, "model.norm_reorder": False, "model.logit_cap": 0.0}
 LATER |= {"data.everywhere": False}
 LATER |= {"codec.entropy": False, "codec.rate": None, "codec.backward_rate": None, "codec.dead_zone": 0.6}
-LATER |= {"codec.rate_penalty": 1e-3, "codec.sample": 3.0}
+LATER |= {"codec.rate_penalty": 1.5e-3, "codec.sample": 3.0}
 """Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""
 
 

@@ -135,7 +135,8 @@ class WorkerPipeline:
             return 0.0, 0.0
         rtt, rate = probe(right, burst_bytes=PROBE_BYTES)
         report({"measured": str(right.peer), "rtt": rtt, "mbps": rate * 8e-6})
-        size = sum(slot.spec.size(slot.direction) * slot.spec.usual for slot in self.ports[self.stages[0].plan.index + 1].outgoing)
+        leaving = [slot for slot in self.ports[self.stages[0].plan.index + 1].outgoing if not slot.known]
+        size = sum(slot.spec.size(slot.direction) * slot.spec.usual for slot in leaving)
         return rtt / 2, size / rate
 
     def _schedule(self, right: Link | None, report: Report) -> None:
