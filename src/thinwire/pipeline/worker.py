@@ -58,8 +58,10 @@ class WorkerPipeline:
         self.config, self.codec, self.microbatch = config, build_codec(config), config.microbatch
         stage = self.make_stage(index).to(device)
         self.stages = [stage]
-        self.cuts = {-1: self.codec.at(stage.plan.layers.start), 1: self.codec.at(stage.plan.layers.stop)}
-        """The codecs of the boundaries before and behind the stage."""
+        layers, ends = stage.plan.layers, ((-1, stage.entry), (1, stage.exit))
+        cuts = {-1: layers.start, 1: layers.stop}
+        self.cuts = {side: self.codec.at(cuts[side]).with_end(end) for side, end in ends if end is not None}
+        """The codecs of the boundaries before and behind the stage, as its ends use them."""
         self.before = known or Known()
         self.boundaries = self.before.boundaries or self._boundaries()
         self.ports: dict[int, Port] = {}
@@ -95,9 +97,8 @@ class WorkerPipeline:
         (stage,) = self.stages
         index = stage.plan.index
         self.links, self.group = links, group
-        ends = {side: self.cuts[side].with_end(end) for side, end in ((-1, stage.entry), (1, stage.exit)) if end is not None}
         self.ports = {
-            index + side: boundary_port(link, ends[side], self.boundaries[side])
+            index + side: boundary_port(link, self.cuts[side], self.boundaries[side])
             for side, link in ((-1, links.left), (1, links.right))
             if link is not None
         }
