@@ -22,6 +22,7 @@ from thinwire.hf.description import form_of
 from thinwire.model.architecture import find_architecture
 from thinwire.model.cut import StagePlan, constrained_layers, cut_layers
 from thinwire.model.huggingface import PlainTensor
+from thinwire.model.initial import OwnGenerator
 from thinwire.model.names import EMBEDDING
 from thinwire.model.stream import Stream
 from thinwire.model.subspace.stream import SubspaceStream
@@ -58,7 +59,7 @@ def why_not_plain(config: RunConfig) -> str | None:
         return f"the last block in front of a boundary writes only {codec.sent_width} of {codec.width} channels (codec {name!r})"
     for before, behind in pairwise(plans):
         boundary = codec.at(behind.layers.start)
-        with torch.random.fork_rng(devices=[]):
+        with OwnGenerator(0):
             ends = {"entry": boundary.ends(behind)[0], "exit": boundary.ends(before)[1]}
         for kind, end in ends.items():
             learned = [label for label, _ in end.named_parameters()] if end is not None else []

@@ -17,7 +17,7 @@ from thinwire.model.architecture import find_architecture
 from thinwire.model.block import Dropout, KVCache, Pass
 from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.ends import Context, Learning, Measuring, Shared, StageCodec
-from thinwire.model.initial import EMBEDDING_STD, draw_normal
+from thinwire.model.initial import EMBEDDING_STD, OwnGenerator, draw_normal
 from thinwire.model.names import EMBEDDING, HEAD, split_block_name
 from thinwire.model.noise import key
 from thinwire.model.stream import Stream
@@ -63,6 +63,7 @@ class Stage(nn.Module):
     """Run the plan's layers; the first stage embeds, the last one computes the loss."""
 
     stream: Stream
+    head: nn.Module
 
     def __init__(self, model: ModelConfig, plan: StagePlan, codec: StageCodec, constrained: int, seed: int) -> None:
         super().__init__()
@@ -70,18 +71,9 @@ class Stage(nn.Module):
         self.architecture = find_architecture(model.architecture)
         self.runner = PLAIN
         width, sent_width, self.stream = codec.width, codec.sent_width, codec.stream(plan)
-        if plan.first:
-            self.embedding = nn.Embedding(model.vocabulary, width)
-        self.layers = nn.ModuleDict()
-        for layer in plan.layers:
-            read = width if layer < constrained else model.width
-            before_exit = layer == plan.layers.stop - 1 and not plan.last
-            self.layers[str(layer)] = self.architecture.block(model, layer, read, sent_width if before_exit else read)
-        if plan.last:
-            self.norm = self.architecture.norm(model)
-            self.head: nn.Module = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
-        with torch.random.fork_rng(devices=[]):  # what ends draw at the start depends on the seed and their place alone
-            torch.manual_seed(key(seed, plan.layers.start))
+        with OwnGenerator(key(seed, plan.layers.start)):  # nothing of it stays: `_initialise` draws by name
+            self._build_layers(width, sent_width)
+        with OwnGenerator(key(seed, plan.layers.start)):  # what ends draw at the start depends on the seed and their place alone
             before, behind = codec.at(plan.layers.start), codec.at(plan.layers.stop)
             entry, exit = before.ends(plan) if before is behind else (before.ends(plan)[0], behind.ends(plan)[1])
         self.entries = nn.ModuleDict({str(plan.layers.start): entry} if entry else {})
@@ -101,6 +93,20 @@ class Stage(nn.Module):
             self._initialise(name, parameter)
         if model.tied_head and plan.first and plan.last:
             self.head = TiedHead(self.embedding.weight)
+
+    def _build_layers(self, width: int, sent_width: int) -> None:
+        """Make embedding, blocks and head, as far as the plan has them, for a stream of a width that is sent in another."""
+        model, plan = self.model, self.plan
+        if plan.first:
+            self.embedding = nn.Embedding(model.vocabulary, width)
+        self.layers = nn.ModuleDict()
+        for layer in plan.layers:
+            read = width if layer < self.constrained else model.width
+            before_exit = layer == plan.layers.stop - 1 and not plan.last
+            self.layers[str(layer)] = self.architecture.block(model, layer, read, sent_width if before_exit else read)
+        if plan.last:
+            self.norm = self.architecture.norm(model)
+            self.head = nn.Identity() if model.tied_head else nn.Linear(model.width, model.vocabulary, bias=False)
 
     @property
     def device(self) -> torch.device:
