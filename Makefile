@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Two test processes to a core: much of what they do is wait for workers and links.
+PYTEST := -q -n $(shell $(PYTHON) -c "import os; print(2 * (os.cpu_count() or 2))") --dist worksteal
 
 .PHONY: help demo test test-full lint format install clean
 .DEFAULT_GOAL := help
@@ -16,10 +18,10 @@ demo: $(STAMP)       ## four workers over an emulated thin link, uncompressed ag
 	$(BIN)/python bench/demo.py
 
 test: $(STAMP)       ## run the tests
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest $(PYTEST)
 
 test-full: $(STAMP)  ## run the tests and the long matrices
-	$(BIN)/python -m pytest -q -n 2 -m "full or not full"
+	$(BIN)/python -m pytest $(PYTEST) -m "full or not full"
 
 lint: $(STAMP)       ## check format, lint rules and types
 	$(BIN)/ruff format --check .

@@ -66,7 +66,10 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *words], env=environment, capture_output=True, text=True, timeout=HANG)
 
 
-@pytest.mark.parametrize("mode, bits, both_ways", [("workers", (), 2 * 16 + 2.125), ("inprocess", ("--codec.bits", "4"), 2 * 6 + 2.125)])
+@pytest.mark.parametrize(
+    "mode, bits, both_ways",
+    [("workers", (), 2 * 16 + 2.125), pytest.param("inprocess", ("--codec.bits", "4"), 2 * 6 + 2.125, marks=pytest.mark.full)],
+)
 def test_a_codec_from_elsewhere_trains(config, tmp_path, mode, bits, both_ways):
     install(tmp_path)
     words = ["--config", config, "--run", str(tmp_path / "run"), "--codec.name", "grouped", "--pipeline.mode", mode, *bits]
@@ -91,7 +94,7 @@ def test_an_exchange_from_elsewhere_trains_in_workers_and_resumes(config, tmp_pa
     assert 0 < summary["bytes_per_step"]["exchange"] < 2 * summary["trainable_parameters"] / 8 + 2 * stages
 
 
-@pytest.mark.parametrize("mode", ["workers", "inprocess"])
+@pytest.mark.parametrize("mode", ["workers", pytest.param("inprocess", marks=pytest.mark.full)])
 def test_a_tracker_from_elsewhere_sees_every_step(config, tmp_path, mode):
     install_tracker(tmp_path)
     words = ["--config", config, "--run", str(tmp_path / "run"), "--pipeline.mode", mode, "--track", "table"]

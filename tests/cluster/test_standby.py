@@ -52,7 +52,7 @@ def roster(identities) -> Roster:
 
 @contextlib.contextmanager
 def server_of(roster: Roster, identity, config=CONFIG) -> Iterator[StandbyServer]:
-    server = StandbyServer(Places(roster), Endpoint(identity), config)
+    server = StandbyServer(Places(roster), Endpoint(identity), config).open()
     try:
         yield server
     finally:
@@ -87,7 +87,7 @@ def test_a_standby_that_is_not_needed_hears_that_the_run_is_over(roster, identit
 
 def test_a_worker_id_that_cannot_be_written_down_is_not_taken(roster, identities, tmp_path, capsys):
     (tmp_path / "run").write_text("no folder")
-    server = StandbyServer(Places(roster, tmp_path / "run"), Endpoint(identities[3]), CONFIG)
+    server = StandbyServer(Places(roster, tmp_path / "run"), Endpoint(identities[3]), CONFIG).open()
     assert StandbyClient(roster, Endpoint(identities[0]), FIRST, CONFIG).ask(server.me, "take", MIDDLE) == Answer(server.me, None)
     server.close()
     assert server.worker_id is None and "cannot take the place of replica 0 stage 1: File exists" in capsys.readouterr().err

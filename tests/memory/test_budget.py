@@ -58,7 +58,7 @@ def plain(config, tmp_path_factory) -> Callable[..., dict]:
     return summary
 
 
-@pytest.mark.parametrize("mode", ["inprocess", "workers"])
+@pytest.mark.parametrize("mode", [pytest.param("inprocess", marks=pytest.mark.full), "workers"])
 def test_without_a_budget_nothing_of_it_is_imported(config, tmp_path, mode):
     """Every process of the run refuses to import any of it, and the run does not notice."""
     (tmp_path / "sitecustomize.py").write_text(POISON)

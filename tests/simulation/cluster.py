@@ -168,7 +168,7 @@ class Cluster:
         endpoint, server, place, folder, stop = Endpoint(host.identity, node), None, host.listed, host.folder, host.stop
         places = read_places(self.roster, folder, lambda: 1000 * (10**6 + 100 * host.starts + host.number))
         if host.listed.replica == STANDBYS:
-            server = StandbyServer(places, endpoint, self.config)
+            server = StandbyServer(places, endpoint, self.config).open()
             taken = server.wait(stop)
             if taken is None:
                 server.close()

@@ -77,7 +77,7 @@ def options_again(command: JoinCommand) -> list[str]:
 
 def stand_by(command: JoinCommand, identity: Identity, places: Places) -> StandbyServer:
     """Open the server at which this machine is asked to replace a lost one, and say so."""
-    server = StandbyServer(places, Endpoint(identity), command.config, command.listen)
+    server = StandbyServer(places, Endpoint(identity), command.config, command.listen).open()
     if server.worker_id is None:
         me = places.called(server.me.id)
         print(f"{me} waits at {server.me.address} to take the place of a machine that is lost; Ctrl-C ends it", flush=True)

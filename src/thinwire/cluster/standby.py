@@ -94,8 +94,8 @@ class StandbyServer:
     """The side of a standby: its listener, who may ask, and the one worker id it takes."""
 
     def __init__(self, places: Places, endpoint: Endpoint, config: RunConfig, listen: str | None = None) -> None:
-        """Answer from now on; a worker id that cannot be written down is not taken."""
-        identity, self.runtime, roster = endpoint.identity, endpoint.runtime, places.roster
+        """Find this machine among the roster's standbys; a worker id that cannot be written down is not taken."""
+        identity, self.endpoint, self.runtime, roster = endpoint.identity, endpoint, endpoint.runtime, places.roster
         me = roster.standby(identity.certificate)
         if me is None:
             raise ValueError(
@@ -115,8 +115,13 @@ class StandbyServer:
         self.free = threading.Semaphore(MOST_ASKERS)
         self.clients = (*roster.workers.values(), *(other for other in roster.standbys if other is not me))
         assert me.address is not None
-        self.listener = Listener(listen or me.address, endpoint, (), OPTIONS, self.clients)
+        self.address = listen or me.address
+
+    def open(self) -> StandbyServer:
+        """Listen, and answer from now on."""
+        self.listener = Listener(self.address, self.endpoint, (), OPTIONS, self.clients)
         self.listener.services[SERVICE] = self._receive
+        return self
 
     @property
     def worker_id(self) -> WorkerId | None:
