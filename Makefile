@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Two test processes to a core: much of what they do is wait for workers and links.
-PYTEST := -q -n $(shell $(PYTHON) -c "import os; print(2 * (os.cpu_count() or 2))") --dist worksteal
+PYTEST := -q -n $(shell $(PYTHON) -c "import os; print(min(8, 2 * (os.cpu_count() or 2)))") --dist worksteal
 
 .PHONY: help demo test test-full lint format install clean
 .DEFAULT_GOAL := help
