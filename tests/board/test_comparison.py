@@ -205,6 +205,17 @@ def test_another_corpus_has_rows_runs_and_a_board_of_its_own(config, tmp_path, c
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_who_reads_the_text_is_no_other_corpus_and_rows_of_earlier_versions_say_nothing_of_it(config, capsys):
+    compare(config, "dense", "--links")
+    row = read("out/board/learn/dense-6-0.json")
+    del row["settings"]["data.everywhere"]
+    Path("out/board/learn/dense-6-0.json").write_text(json.dumps(row))
+    compare(config, "dense", "quantize:bits=8,data.everywhere=true", "--links")
+    assert "another corpus" not in capsys.readouterr().out
+    assert {path.name for path in Path("out/board/learn").iterdir()} == {"dense-6-0.json", "quantize-bits8-data.everywheretrue-6-0.json"}
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_folders_share_nothing(config, tmp_path):
     """Other settings need another --out, and nothing but that."""
     compare(config, "dense", "--links")

@@ -7,11 +7,12 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from thinwire.config.earlier import modern_settings
-from thinwire.config.sections import RunConfig
+from thinwire.config.sections import DataConfig, RunConfig
 from thinwire.config.toml import CONFIG_FILE, flatten, read_config
 from thinwire.util.files import write_atomic
 
@@ -65,8 +66,9 @@ def write_row(path: Path, config: RunConfig, row: Row) -> Row:
 
 
 def data_settings(settings: Mapping[str, Any]) -> Row:
-    """Return those settings that say what is trained on."""
-    return {name: value for name, value in settings.items() if name.startswith("data.")}
+    """Return those settings that say what is trained on, and not who reads it; one that came with a later version has its default."""
+    known = {f"data.{name}": value for name, value in asdict(DataConfig()).items()} | dict(settings)
+    return {name: value for name, value in known.items() if name.startswith("data.") and name not in ("data.cache", "data.everywhere")}
 
 
 def corpus_name(config: RunConfig) -> str:
