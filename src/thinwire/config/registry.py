@@ -102,6 +102,7 @@ CODECS = Registry(
         "bottleneck": ("thinwire.codecs.bottleneck:Bottleneck", "a learnt narrow layer of the network itself"),
         "hadamard": ("thinwire.codecs.hadamard:Hadamard", "few bits per value after a rotation that spreads outliers"),
         "lossless": ("thinwire.codecs.lossless:Lossless", "the same bits in fewer bytes"),
+        "nothing": ("thinwire.codecs.nothing:Nothing", "no value at all: the control, each stage begins from its own anchors"),
         "lowrank": ("thinwire.codecs.lowrank:LowRank", "two thin factors of each microbatch"),
     },
 )
