@@ -29,6 +29,8 @@ VARIANTS += [(name, {"entropy": True} | aim) for name in ENTROPY for aim in CODE
 VARIANTS += [
     ("dense", {"dtype": "fp32", "entropy": True, "rate": 1.0}),
     ("hadamard", {"entropy": True}),
+    ("anchored", {"entropy": True, "rate": 1.0, "dither": "both", "boundary_rates": "1.5/0.5", "steer": "penalty"}),
+    ("subspace", {"entropy": True, "bits": 2, "dither": "backward"}),
     ("randomk", {"entropy": True, "bits": 4, "warmup": 5, "step": 5}),
 ]
 INPUTS = {
