@@ -81,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--next", type=int, default=0, metavar="N", help="train the next N rows that are missing")
     parser.add_argument("--most-steps", type=int, default=10**9, help="leave out longer trainings")
+    parser.add_argument("--most-width", type=int, default=10**9, help="leave out wider networks")
     parser.add_argument("--prose", help="the second corpus: a text file or glob")
     parser.add_argument("--status", action="store_true", help="list what is there")
     parser.add_argument("--fit", action="store_true", help="fit curves and write them")
@@ -89,7 +90,8 @@ def main() -> None:
 
     def missing() -> list[Job]:
         losses = {job: row["val_loss"] for job, row in read_rows().items()}
-        return [job for job in missing_jobs(losses, tuple(sources)) if job.steps <= arguments.most_steps]
+        jobs = missing_jobs(losses, tuple(sources))
+        return [job for job in jobs if job.steps <= arguments.most_steps and job.width <= arguments.most_width]
 
     for _ in range(arguments.next):
         if not (jobs := missing()):

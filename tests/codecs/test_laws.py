@@ -13,7 +13,7 @@ from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 
 BATCH, TIME = 3, 5
-UNQUANTIZED = {"threshold", "nothing"}
+UNQUANTIZED = {"threshold", "nothing", "rvq"}
 """Codecs that refuse bits."""
 SILENT = {"nothing"}
 """Codecs by which no value crosses."""
