@@ -37,7 +37,7 @@ class DeltaOptions(QuantizeOptions):
     """Bits of each change: 8, 4, 3, 2 or 1."""
     backward_bits: int | None = 8
     """Bits of the gradient, which is not stored."""
-    memory_mb: float = 16.0
+    memory_mb: float = 32.0
     """What each end of a boundary keeps of samples, and writes into checkpoints: a sample takes 2 T D bytes."""
 
 
