@@ -1,4 +1,4 @@
-"""Feed rubbish to everything that reads what others wrote: greetings, votes, outcomes, manifests, rosters, copies, configs and more.
+"""Feed rubbish to everything that reads what others wrote: greetings, votes, outcomes, manifests, rosters, payloads, configs and more.
 
     python bench/fuzz.py [--inputs 100000] [--seed 0] [TARGET ...]
     python bench/fuzz.py --atheris [--inputs 100000] [TARGET ...]       # with the package atheris, if it is installed
@@ -42,7 +42,7 @@ MEMORY = 8 * 2**30
 MEMORY_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where files go: a disk would only make it slow."""
 MOST_KEPT = 5000
-NAMES = ("hello", "votes", "outcomes", "facts", "manifests", "rosters", "copies", "configs", "places", "questions", "frames")
+NAMES = ("hello", "votes", "outcomes", "facts", "manifests", "rosters", "copies", "configs", "places", "questions", "frames", "payloads")
 ROOT = str(Path(thinwire.__file__).parent)
 
 

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from fuzz_payloads import payloads, read_payload
 from thinwire import checkpoint
 from thinwire.checkpoint.manifest import encode_manifest, read_manifest
 from thinwire.checkpoint.reading import all_manifests, position_of
@@ -311,4 +312,5 @@ TARGETS: dict[str, Target] = {
     "places": Target(assignments, read_places, (ValueError,)),
     "questions": Target(questions, ask, (ProtocolError,)),
     "frames": Target(frames, parse_frames, (ProtocolError,), text=False),
+    "payloads": Target(payloads, read_payload, (ValueError,), text=False),
 }

@@ -70,7 +70,7 @@ def test_help_lists_what_can_be_named(capsys):
         ("--train.rank", "did you mean --codec.rank?"),
         ("--stagse", "did you mean --pipeline.stages?"),
         ("--train.step", "did you mean --train.steps?"),
-        ("--buckets", "--codec.buckets is an option of anchored: choose one with --codec.name"),
+        ("--buckets", "--codec.buckets is an option of anchored, nothing: choose one with --codec.name"),
     ],
 )
 def test_a_word_without_its_section_names_the_whole_word(capsys, word, hint):

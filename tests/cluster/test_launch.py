@@ -27,6 +27,7 @@ CASES = VARIETY | {"four stages": ("--pipeline.stages", "4", "--pipeline.schedul
 LEARNED = "--codec.name anchored --codec.projector learned --codec.projector_every 2 --codec.ngrams 2 --codec.bits 4"
 CASES |= {"learned projector": tuple(LEARNED.split()), "warm-up": ("--codec.name", "topk", "--codec.warmup", "3", "--codec.bits", "8")}
 CASES |= {name: ("--codec.name", name) for name in CODECS.names() if name not in CASES}
+CASES |= {"nothing, ids known": ("--codec.name", "nothing", "--codec.ngrams", "2", "--data.everywhere", "true")}
 QUICK = ("subspace", "drift and dropout", "learned projector", "entropy", "entropy, ids known")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc to see the processes")
 

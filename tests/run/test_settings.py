@@ -224,7 +224,7 @@ FILES_REFUSED = [
     ("[model]\ntied_head = 1\n", ["model.tied_head is 1", "true or false"]),
     ("device = 'abacus'\n", ["device is 'abacus'", "auto, cpu, cuda, mps"]),
     ("[codec]\nname = 3\n", ["codec.name is 3", "text"]),
-    ("[codec]\nname = 'nothing'\n", ["unknown codec 'nothing'", "subspace"]),
+    ("[codec]\nname = 'nosuch'\n", ["unknown codec 'nosuch'", "subspace"]),
     ("[codec]\nname = 'dense'\nrank = 3\n", ["codec 'dense' has no option 'rank'", "bits, dead_zone, dtype, entropy, name"]),
     ("[codec]\nrank = 'three'\n", ["codec.rank is 'three'", "a whole number"]),
 ]

@@ -38,17 +38,9 @@ from thinwire.model.subspace.basis import random_basis
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnchoredOptions(CodecOptions):
-    """Options of the anchored boundary."""
+class AnchorOptions(CodecOptions):
+    """Options of what a stage knows of the tokens by itself."""
 
-    rank: int = 16
-    """Numbers per token, K; at most the model width."""
-    projector: Literal["channels", "fixed", "learned"] = "channels"
-    """A_p: the first K channels, a random orthonormal matrix per boundary, or one that is learned on the Stiefel manifold."""
-    projector_rate: float = 0.01
-    """Step length of a learned projector, relative to its own size."""
-    projector_every: int = 10
-    """Steps between updates of a learned projector: each takes 8 D K bytes."""
     anchors: Literal["full", "factorised"] = "full"
     """A trainable row of D numbers per token, or frozen rows plus a trainable product of rank `anchor_rank`."""
     anchor_rank: int = 32
@@ -61,12 +53,26 @@ class AnchoredOptions(CodecOptions):
     """Size of the matrices that widen n-gram anchors, which is how fast these move."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnchoredOptions(AnchorOptions):
+    """Options of the anchored boundary."""
+
+    rank: int = 16
+    """Numbers per token, K; at most the model width."""
+    projector: Literal["channels", "fixed", "learned"] = "channels"
+    """A_p: the first K channels, a random orthonormal matrix per boundary, or one that is learned on the Stiefel manifold."""
+    projector_rate: float = 0.01
+    """Step length of a learned projector, relative to its own size."""
+    projector_every: int = 10
+    """Steps between updates of a learned projector: each takes 8 D K bytes."""
+
+
 class Anchor(nn.Module):
     """What a stage knows of each token without any wire."""
 
     start_VD: Tensor | None
 
-    def __init__(self, options: AnchoredOptions, model: ModelConfig, layer: int, seed: int) -> None:
+    def __init__(self, options: AnchorOptions, model: ModelConfig, layer: int, seed: int) -> None:
         super().__init__()
         start_VD = draw_normal(seed, EMBEDDING, (model.vocabulary, model.width)) * EMBEDDING_STD
         full = options.anchors == "full"
@@ -126,6 +132,20 @@ class AnchoredEntry(nn.Module):
         return (self.projector.widen(payload[0].to(self.compute)) + anchor).to(self.compute)
 
 
+def check_positive(options: CodecOptions, *names: str) -> None:
+    """Refuse counts below 1."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise ValueError(f"codec.{name} is {getattr(options, name)}; choose 1 or more")
+
+
+def check_anchors(options: AnchorOptions) -> None:
+    """Refuse anchors that cannot be."""
+    check_positive(options, "anchor_rank", "ngrams", "buckets")
+    if not 0 < options.ngram_gain < math.inf:
+        raise ValueError(f"codec.ngram_gain is {options.ngram_gain}; choose a number above 0, 1 is usual")
+
+
 class Anchored(Codec):
     """Send K coordinates of what a stage adds to its anchor."""
 
@@ -135,11 +155,8 @@ class Anchored(Codec):
     def __init__(self, options: AnchoredOptions, model: ModelConfig, *, seed: int = 0, compute: torch.dtype = torch.float32) -> None:
         super().__init__(options, model, seed=seed, compute=compute)
         check_width("rank", options.rank, model)
-        for name in ("anchor_rank", "ngrams", "buckets", "projector_every"):
-            if getattr(options, name) < 1:
-                raise ValueError(f"codec.{name} is {getattr(options, name)}; choose 1 or more")
-        if not 0 < options.ngram_gain < math.inf:
-            raise ValueError(f"codec.ngram_gain is {options.ngram_gain}; choose a number above 0, 1 is usual")
+        check_anchors(options)
+        check_positive(options, "projector_every")
         if not 0 < options.projector_rate < 1:
             raise ValueError(f"codec.projector_rate is {options.projector_rate}; choose a number between 0 and 1, such as 0.01")
 

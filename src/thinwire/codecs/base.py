@@ -48,6 +48,12 @@ class CodecOptions:
     """What a bit of an entropy-coded payload counts in the loss, in nats: keeps the network from writing ever larger values; 0: nothing."""
     sample: float = 3.0
     """Entropy-coded gradients of tokens shorter than so many steps are sent now and then, and lengthened: right on average; 0: rounded."""
+    boundary_rates: str | None = None
+    """Factors of `rate` and `backward_rate` at the boundaries from first to last, such as 1.2/1/0.8; the last holds for those behind."""
+    dither: Literal["none", "forward", "backward", "both"] = "none"
+    """Add noise that both ends draw before entropy-coded values are rounded, and take it away after: an error that depends on nothing."""
+    steer: Literal["step", "penalty"] = "step"
+    """What holds the rate: the step size, or from step 33 on the weight of the bits in the loss, which begins with `rate_penalty`."""
 
 
 @dataclass(frozen=True, kw_only=True)

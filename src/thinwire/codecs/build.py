@@ -15,7 +15,7 @@ from thinwire.codecs.quantize import Quantize, QuantizeOptions
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig
 
-ENTROPY_ONLY = ("rate", "backward_rate", "dead_zone", "rate_penalty", "sample")
+ENTROPY_ONLY = ("rate", "backward_rate", "dead_zone", "rate_penalty", "sample", "boundary_rates", "dither", "steer")
 """Options that say something only where payloads are entropy-coded."""
 
 

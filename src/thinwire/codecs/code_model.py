@@ -98,6 +98,7 @@ class CodeModel(nn.Module):
     moments_KK: Tensor
     rotation_KK: Tensor
     tables: Tensor
+    weight: Tensor | None
 
     def __init__(self, width: int, vocabulary: int, aim: Aim, dead_zone: float, compute: torch.dtype) -> None:
         """Begin with nothing learnt; without a vocabulary nothing is predicted."""
@@ -116,6 +117,8 @@ class CodeModel(nn.Module):
         self.register_buffer("moments_KK", torch.zeros(turned, turned, dtype=torch.int64))
         self.register_buffer("rotation_KK", torch.eye(turned, dtype=torch.int32) * TURN)
         self.register_buffer("tables", torch.from_numpy(entropy.prior_counts().copy()))
+        # What the bits count in the loss beside `rate_penalty`, in 1/OCTAVE of a doubling, where that is steered.
+        self.register_buffer("weight", torch.tensor(0) if aim.settled is not None else None)
         self.seen, self.rate = Seen(), math.nan
         self._coding: Coding | None = None
         self.register_load_state_dict_post_hook(lambda module, keys: module.forget())
@@ -129,7 +132,7 @@ class CodeModel(nn.Module):
         if self._coding is None:
             check = 0
             for name, buffer in self.named_buffers():
-                if name != "number" and buffer.numel():  # the sender's choice, in every payload
+                if name not in ("number", "weight") and buffer.numel():  # the sender's choice: in every payload, and its own affair
                     check = zlib.crc32(buffer.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, check)
             sizes, counts = self.sizes_K.cpu().numpy(), self.tables.cpu().numpy()
             self._coding = Coding(sizes, int(self.unit) if int(self.age) else None, Tables.of(counts), check & 0xFF)
@@ -155,10 +158,10 @@ class CodeModel(nn.Module):
         self._see(codes, ids_BT, number, context)
         return torch.cat((codes.new_tensor([number]), codes.flatten() + 0.0))
 
-    def dequantize(self, row: Tensor, ids_BT: Tensor, context: Context) -> Tensor:
-        """Return the values that a row from `quantize` stands for."""
+    def dequantize(self, row: Tensor, ids_BT: Tensor, context: Context, noise: Tensor | None = None) -> Tensor:
+        """Return the values that a row from `quantize` stands for; noise that both ends know is taken away again."""
         number, codes = int(row[0]), row[1:].detach().view(*ids_BT.shape, self.width)
-        fine = codes.to(self.compute) * UNIT
+        fine = (codes.to(self.compute) if noise is None else codes.to(self.compute) + (0.5 - noise)) * UNIT
         if self.prediction is not None:
             fine += self._expected(ids_BT, number).to(self.compute)
         values = (fine * (step_size(number) / UNIT)).masked_fill(codes == NOT_FINITE, torch.nan)
@@ -220,7 +223,9 @@ class CodeModel(nn.Module):
         if self.rotates:
             self._learn_rotation(codes_NK)
         spread = math.sqrt(float(fine.double().square().mean())) / UNIT
-        self.number.fill_(self.aim.next(number, self.rate, spread))
+        self.number.fill_(self.aim.next(number, self.rate, spread, int(self.age)))
+        if self.weight is not None:
+            self.weight.fill_(self.aim.next_weight(int(self.weight), self.rate, int(self.age)))
         self._coding = None
 
     def _means(self) -> tuple[MeanTable, ...]:

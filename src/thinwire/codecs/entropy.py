@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from thinwire.bits import entropy
 from thinwire.bits.ids import decode_ids, encode_ids
-from thinwire.bits.ladder import HIGHEST, LOWEST
+from thinwire.bits.ladder import HIGHEST, LOWEST, OCTAVE
 from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.codecs.aim import STEP_OF_BITS, Aim
 from thinwire.codecs.base import Codec, CodecOptions
@@ -32,6 +32,8 @@ from thinwire.model.ends import Context
 from thinwire.model.noise import ROUNDING, sample_keys, uniform
 
 HEADER = 3
+SETTLED = 32
+"""Steps in which a step size settles before the weight of the bits holds the rate."""
 UNBOUND = "entropy coding needs what an end has learnt: with_end"
 PLAIN = np.dtype("<i2")
 
@@ -42,15 +44,17 @@ class _Send(torch.autograd.Function):
         number, steps = end.statistics.activations.in_steps(values, ids_BT, context)
         ctx.rest = ids_BT, context, end, values.dtype, number
         ctx.save_for_backward(steps if end.rate_penalty else steps.new_zeros(0))
-        return end.statistics.activations.quantize(number, steps, ids_BT, context)
+        return end.statistics.activations.quantize(number, steps, ids_BT, context, end.dither(steps, "forward", context))
 
     @staticmethod
     def backward(ctx, row):
         ids_BT, context, end, dtype, number = ctx.rest
-        gradient = end.statistics.gradients.dequantize(row, ids_BT, context)
+        shape = (*ids_BT.shape, end.statistics.gradients.width)
+        noise = end.dither(row.new_empty(shape, dtype=end.statistics.gradients.compute), "backward", context)
+        gradient = end.statistics.gradients.dequantize(row, ids_BT, context, noise)
         if end.rate_penalty and context.training:
             # A step size that follows the rate alone lets the network outgrow it: whoever writes larger values gets them through.
-            gradient = gradient + end.rate_penalty * end.statistics.activations.slope(number, *ctx.saved_tensors)
+            gradient = gradient + end.penalty() * end.statistics.activations.slope(number, *ctx.saved_tensors)
         return gradient.to(dtype), None, None, None
 
 
@@ -58,13 +62,17 @@ class _Receive(torch.autograd.Function):
     @staticmethod
     def forward(ctx, row, ids_BT, context, end):
         ctx.rest = ids_BT, context, end
-        return end.statistics.activations.dequantize(row, ids_BT, context)
+        shape = (*ids_BT.shape, end.statistics.activations.width)
+        noise = end.dither(row.new_empty(shape, dtype=end.statistics.activations.compute), "forward", context)
+        return end.statistics.activations.dequantize(row, ids_BT, context, noise)
 
     @staticmethod
     def backward(ctx, gradient):
         ids_BT, context, end = ctx.rest
         number, steps = end.statistics.gradients.in_steps(gradient, ids_BT, context)
-        noise = end.noise(steps.shape, context).to(steps.dtype) if end.stochastic else None
+        noise = end.dither(steps, "backward", context)
+        if end.stochastic and noise is None:
+            noise = end.noise(steps.shape, context).to(steps.dtype)
         if end.sample and noise is None:
             steps = sampled(steps, end.sample, end.noise(ids_BT.shape, context).to(steps.dtype))
         return end.statistics.gradients.quantize(number, steps, ids_BT, context, noise), None, None, None
@@ -84,34 +92,48 @@ class Statistics(nn.Module):
 class EntropyEnd(nn.Module):
     """What exit and entry have in common; the name of the part is what checkpoints know it by (`model/names.py`)."""
 
-    def __init__(self, statistics: Statistics) -> None:
+    def __init__(self, statistics: Statistics, options: CodecOptions, layer: int, seed: int) -> None:
         super().__init__()
         self.statistics = statistics
+        self.dithered: dict[Direction, bool] = {way: options.dither in (way, "both") for way in ("forward", "backward")}
+        self.layer, self.seed = layer, seed
+
+    def dither(self, values: Tensor, way: Direction, context: Context) -> Tensor | None:
+        """Draw the noise in [0, 1) that both ends add and take away, if they do, in the form of `values`."""
+        if not (self.dithered[way] and context.training):
+            return None
+        keys_B = sample_keys(context.samples_B, ROUNDING, self.seed, context.step, self.layer, 1 if way == "forward" else 2)
+        return uniform(keys_B, tuple(values.shape)).to(values.dtype)
 
 
 class EntropyExit(EntropyEnd):
     """Turn values into a row of codes."""
 
-    def __init__(self, statistics: Statistics, rate_penalty: float) -> None:
-        super().__init__(statistics)
-        self.rate_penalty = rate_penalty
+    def __init__(self, statistics: Statistics, options: CodecOptions, layer: int, seed: int) -> None:
+        super().__init__(statistics, options, layer, seed)
+        self.rate_penalty = options.rate_penalty
+
+    def penalty(self) -> float:
+        """Return what a bit counts in the loss."""
+        weight = self.statistics.activations.weight
+        return self.rate_penalty if weight is None else self.rate_penalty * 2 ** (int(weight) / OCTAVE)
 
     def forward(self, stream: Tensor, ids_BT: Tensor, context: Context) -> tuple[Tensor, ...]:
         self.statistics.ids.see(ids_BT, context)
         return (_Send.apply(stream, ids_BT, context, self),)
 
     def figures(self) -> dict[str, float]:
-        """Return the bits per value of the last step."""
-        return {"forward_rate": self.statistics.activations.rate} if self.statistics.activations.rate >= 0 else {}
+        """Return the bits per value of the last step, and their weight where that is steered."""
+        found = {"forward_rate": self.statistics.activations.rate} if self.statistics.activations.rate >= 0 else {}
+        return found | ({"rate_penalty": self.penalty()} if self.statistics.activations.weight is not None else {})
 
 
 class EntropyEntry(EntropyEnd):
     """Turn a row of codes back into values; quantise the gradient on its way out."""
 
     def __init__(self, statistics: Statistics, options: CodecOptions, layer: int, seed: int) -> None:
-        super().__init__(statistics)
+        super().__init__(statistics, options, layer, seed)
         self.stochastic, self.sample = options.rounding == "stochastic", options.sample
-        self.layer, self.seed = layer, seed
 
     def forward(self, payload: tuple[Tensor, ...], ids_BT: Tensor, context: Context) -> Tensor:
         self.statistics.ids.see(ids_BT, context)
@@ -151,25 +173,26 @@ class Entropy(Codec):
         check_options(options)
         self.channels = width
         same = options.backward_rate is None and options.backward_bits is None
-        forward = Aim(options.rate, options.bits)
-        self.aims: dict[Direction, Aim] = {
-            "forward": forward,
-            "backward": forward if same else Aim(options.backward_rate, options.backward_bits),
-        }
+        backward = Aim(options.rate, options.bits) if same else Aim(options.backward_rate, options.backward_bits)
+        settled = SETTLED if options.steer == "penalty" else None  # gradients are not in the loss: their step size is steered
+        self.aims: dict[Direction, Aim] = {"forward": Aim(options.rate, options.bits, settled), "backward": backward}
+        self.factors = boundary_factors(options.boundary_rates)
 
     def ends(self, plan: StagePlan) -> tuple[nn.Module | None, nn.Module | None]:
         entry = exit = None
         if not plan.first:
-            entry = EntropyEntry(self._statistics(), self.options, plan.layers.start, self.seed)
+            entry = EntropyEntry(self._statistics(plan.index - 1), self.options, plan.layers.start, self.seed)
         if not plan.last:
-            exit = EntropyExit(self._statistics(), self.options.rate_penalty)
+            exit = EntropyExit(self._statistics(plan.index), self.options, plan.layers.stop, self.seed)
         return entry, exit
 
-    def _statistics(self) -> Statistics:
+    def _statistics(self, boundary: int) -> Statistics:
         """Make what one end learns; gradients are not predicted, for the error of a prediction that is added back is a bias."""
         zone, compute, vocabulary = self.options.dead_zone, self.compute, self.model.vocabulary
-        activations = CodeModel(self.channels, vocabulary, self.aims["forward"], zone, compute)
-        return Statistics(activations, CodeModel(self.channels, 0, self.aims["backward"], zone, compute), IdModel(vocabulary))
+        factor = self.factors[min(boundary, len(self.factors) - 1)]
+        forward, backward = (self.aims[way].times(factor) for way in ("forward", "backward"))
+        activations = CodeModel(self.channels, vocabulary, forward, zone, compute)
+        return Statistics(activations, CodeModel(self.channels, 0, backward, zone, compute), IdModel(vocabulary))
 
     def with_end(self, end: nn.Module) -> Codec:
         assert isinstance(end, EntropyEnd)
@@ -224,6 +247,19 @@ class Entropy(Codec):
         """State no bound: a step size that was steered to a rate may be any."""
 
 
+def boundary_factors(text: str | None) -> list[float]:
+    """Read factors of the rate by boundary."""
+    if text is None:
+        return [1.0]
+    try:
+        found = [float(part) for part in text.split("/")]
+    except ValueError:
+        found = []
+    if not found or not all(0.05 <= factor <= 20 for factor in found):
+        raise ValueError(f"codec.boundary_rates is {text!r}; write factors of 0.05 to 20 with slashes between them, such as 1.2/1/0.8")
+    return found
+
+
 def check_options(options: CodecOptions) -> None:
     """Refuse options that say nothing sensible together."""
     if options.rate is None and options.bits is None:
@@ -235,6 +271,11 @@ def check_options(options: CodecOptions) -> None:
     for name, other in (("rate", "bits"), ("backward_rate", "backward_bits")):
         if getattr(options, name) is not None and getattr(options, other) is not None:
             raise ValueError(f"codec.{name} and codec.{other} both say how fine to quantise; leave one of them out")
+    for name, idle in (("boundary_rates", None), ("steer", "step")):
+        if options.rate is None and getattr(options, name) != idle:
+            raise ValueError(f"codec.{name} is {getattr(options, name)}, but no rate is held; set codec.rate, or leave codec.{name} out")
+    if options.steer == "penalty" and not options.rate_penalty:
+        raise ValueError("codec.steer is penalty, and codec.rate_penalty, which its weight begins with, is 0; leave one of them out")
     for name in ("bits", "backward_bits"):
         value = getattr(options, name)
         if value is not None and value not in STEP_OF_BITS:

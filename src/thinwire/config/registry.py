@@ -102,6 +102,9 @@ CODECS = Registry(
         "bottleneck": ("thinwire.codecs.bottleneck:Bottleneck", "a learnt narrow layer of the network itself"),
         "hadamard": ("thinwire.codecs.hadamard:Hadamard", "few bits per value after a rotation that spreads outliers"),
         "lossless": ("thinwire.codecs.lossless:Lossless", "the same bits in fewer bytes"),
+        "rvq": ("thinwire.codecs.rvq:Rvq", "numbers of learnt vectors, and of what is left over"),
+        "delta": ("thinwire.codecs.delta:Delta", "how a sample has changed since both ends last saw it, in few bits"),
+        "nothing": ("thinwire.codecs.nothing:Nothing", "no value at all: the control, each stage begins from its own anchors"),
         "lowrank": ("thinwire.codecs.lowrank:LowRank", "two thin factors of each microbatch"),
     },
 )

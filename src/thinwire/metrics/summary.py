@@ -37,7 +37,7 @@ def summarise(config: RunConfig, run: dict[str, Any], stages: list[dict[str, Any
         "bytes_per_step": bytes_per_step(stages, run["timed_steps"]),
         "framed_bytes": sum(link["sent"]["framed"] for link in links) if links else None,
         "socket_bytes": sum(link["sent"]["socket"] for link in links) if links else None,
-        "compression": uncompressed / (forward + backward) if forward else None,
+        "compression": uncompressed / (forward + backward) if forward + backward else None,
         "link": config.link.profile,
         "peak_rss_bytes": peaks,
         "memory": [stage["memory"] for stage in stages],
