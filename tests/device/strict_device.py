@@ -43,6 +43,9 @@ def device_module() -> ModuleType:
     module.synchronize = torch.accelerator.synchronize
     module._is_in_bad_fork = lambda: False
     module.manual_seed_all = lambda seed: None
+    # The engine saves and restores it; nothing is drawn on the device.
+    module.get_rng_state = lambda device=None: torch.zeros(1, dtype=torch.uint8)
+    module.set_rng_state = lambda state, device=None: None
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     module.is_bf16_supported = lambda: True
     return module

@@ -101,8 +101,7 @@ class StageOptimizer:
 
     def squared_norm(self) -> float:
         """Return the sum of squares of all gradients."""
-        norms = [torch.linalg.vector_norm(p.grad) for p in self.named.values() if p.grad is not None]
-        return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0  # one copy from the device for all of them
+        return squared_norm(p.grad for p in self.named.values() if p.grad is not None)
 
     def step(self, factor: float, scale: float) -> None:
         """Update with the rate at `factor` of its peak and gradients times `scale`, then clear the gradients."""
@@ -199,6 +198,12 @@ class StageOptimizer:
             # Fused AdamW counts its steps on the device; `shared` counts them in Python, on the host.
             on_host = label == "step" and isinstance(self._owner(parameter), SharedAdamW)
             self._state_of(parameter)[label] = tensor.to("cpu" if on_host else parameter.device, copy=True)
+
+
+def squared_norm(tensors: Iterable[Tensor]) -> float:
+    """Return the sum of squares of all tensors, with one copy from their device."""
+    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
 
 
 def clip_scale(norm: float, clip: float) -> float:

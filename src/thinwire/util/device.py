@@ -45,6 +45,15 @@ def available() -> str:
     return ", ".join([*(f"{kind}:{index}" for kind in kinds for index in range(count_devices(kind))), "cpu"])
 
 
+def has_fp64(device: torch.device) -> bool:
+    """Tell whether a device computes in fp64."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 def peak_rss_bytes() -> int | None:
     """Return the most memory this process has held, None where the system does not tell."""
     if sys.platform == "win32":
