@@ -23,6 +23,7 @@ from thinwire.optim.optimizers import StageOptimizer
 from thinwire.replicas.exchange import ExchangeOptions, make_exchange
 from thinwire.replicas.peers import Peers
 from thinwire.run.command import parse_train
+from thinwire.util.device import choose_device
 
 REPLICAS, STEPS = 3, 5
 MODEL = ModelConfig(vocabulary=64, width=16, layers=1, heads=4, kv_heads=4, ffn=24, context=8)
@@ -59,7 +60,8 @@ class Replica:
     def __init__(self, config: RunConfig, peers: Peers) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            self.stage = Stage(MODEL, StagePlan(0, 1, range(1)), make_codec(CODEC, MODEL), 0, 0)
+            stage = Stage(MODEL, StagePlan(0, 1, range(1)), make_codec(CODEC, MODEL), 0, 0)
+        self.stage = stage.to(choose_device(config.device))
         self.optimizer, self.peers = StageOptimizer(self.stage, config.train), peers
         self.named = {name: parameter.data for name, parameter in self.optimizer.named.items()}
         self.exchange = make_exchange(config, peers, self.optimizer.named)
@@ -78,7 +80,7 @@ class Replica:
         found = {}
         for name, tensor in self.named.items():
             made = [torch.Generator().manual_seed(1000 * step + number) for number in (0, 1 + self.peers.index)]
-            found[name] = sum(torch.randn(tensor.shape, generator=generator) for generator in made) / 2
+            found[name] = (sum(torch.randn(tensor.shape, generator=generator) for generator in made) / 2).to(tensor.device)
         return found
 
     def step(self, step: int) -> None:
@@ -103,8 +105,8 @@ class Replica:
         other = Replica(config, self.peers)
         for name, tensor in other.named.items():
             tensor.copy_(self.named[name])
-        other.optimizer.load_state_tensors({name: tensor.clone() for name, tensor in self.optimizer.state_tensors().items()})
-        other.exchange.load_state(load(save(dict(self.exchange.state))))
+        other.optimizer.load_state_tensors({name: tensor.cpu().clone() for name, tensor in self.optimizer.state_tensors().items()})
+        other.exchange.load_state(load(save({name: tensor.cpu() for name, tensor in self.exchange.state.items()})))
         return other
 
 

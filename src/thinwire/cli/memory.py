@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
     from rich.console import Console
 
     from thinwire.memory.measure import profile_stage
-    from thinwire.pipeline.device import choose_device
+    from thinwire.util.device import choose_device
 
     config = command.config
     torch.set_num_threads(config.train.threads or torch.get_num_threads())

@@ -21,13 +21,13 @@ from thinwire.model.stage import build_stage
 from thinwire.pipeline import forms
 from thinwire.pipeline.control import Control
 from thinwire.pipeline.decode import Reader, WorkerWriter, writing_contract
-from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.meter import Meter
 from thinwire.run.generate import Heard, Order
 from thinwire.run.sampling import Sampler
 from thinwire.run.saved import load_together
 from thinwire.run.stop import Stop
+from thinwire.util.device import choose_device
 
 
 def write_in_workers(config: RunConfig, run: Path, prompt: list[int], order: Order, heard: Heard) -> list[Meter]:
@@ -67,8 +67,9 @@ def write_stage(
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     layers = ranges[member.stage]
-    stage = build_stage(config.model, ranges, member.stage, codec, config.seed).to(choose_device(config.device))
     neighbours = member.neighbours("generate")
+    device = choose_device(config.device, neighbours.number_here)
+    stage = build_stage(config.model, ranges, member.stage, codec, config.seed).to(device)
     try:
         cuts = {-1: layers.start, 1: layers.stop}
         contracts = {beside: writing_contract(codec.at(cuts[side]), downstream=side > 0) for side, beside in neighbours.sides.items()}

@@ -42,6 +42,8 @@ class Neighbours:
         self.listen, self.held = listen, held
         self.options, self.profile = link_options(config.link), find_profile(config.link.profile)
         self.terms = Terms(run, shared_settings(config), worker_id, places.incarnation)
+        self.number_here = worker_id.replica * config.pipeline.stages + worker_id.stage if held else 0
+        """Which of this machine's workers this one is: all are here where a supervisor keeps their ports, else it is alone."""
         self.sides = worker_id.sides(config.pipeline.stages)
         """The workers before (-1) and behind (1) this one."""
         graph = make_graph(config.replicas.graph, config.replicas.count)

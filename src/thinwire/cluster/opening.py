@@ -13,9 +13,9 @@ from thinwire.cluster.neighbours import Neighbours
 from thinwire.config.sections import RunConfig
 from thinwire.model.stage import Stage
 from thinwire.pipeline.control import Control
-from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.links import exchange_contract, join_group
 from thinwire.pipeline.worker import Known, WorkerPipeline
+from thinwire.util.device import choose_device
 
 SPARE_BYTES = 2**16
 Make = Callable[[RunConfig, int, torch.device, Known | None], WorkerPipeline]
@@ -51,7 +51,7 @@ def open_stage(
     what computes the stage.
     """
     worker = neighbours.worker_id
-    compute = make(config, worker.stage, choose_device(config.device), known)
+    compute = make(config, worker.stage, choose_device(config.device, neighbours.number_here), known)
     contracts = {beside: compute.boundaries[side].contract for side, beside in neighbours.sides.items()}
     if neighbours.in_replicas:
         contracts |= dict.fromkeys(neighbours.in_replicas.values(), exchange_contract())

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinwire.bits import entropy
 from thinwire.bits.entropy import LIMIT, UNIT, Ints, Tables
@@ -30,6 +30,7 @@ from thinwire.codecs.mean_table import MeanTable
 from thinwire.codecs.prediction import Prediction
 from thinwire.codecs.rotation import add, ordered_product, principal
 from thinwire.model.ends import Context
+from thinwire.model.host import HostBuffers
 
 CODES = torch.float32
 """Format of codes in the graph: it holds them, and UNIT times them, exactly."""
@@ -81,15 +82,21 @@ class Seen:
     codes: list[Tensor] = field(default_factory=list)
 
 
+def finite(values: Tensor) -> Tensor:
+    """Return the values that are numbers."""
+    return values[values.isfinite()]
+
+
 def carried(values: Ints, difference: int) -> Ints:
     """Return integers times 2^(difference/32), rounded."""
     factor, shift = step_ratio(min(max(difference, -FARTHEST), FARTHEST))
     return (values * factor + (1 << (shift - 1))) >> shift
 
 
-class CodeModel(nn.Module):
+class CodeModel(HostBuffers):
     """Quantise, dequantise and learn at one end."""
 
+    on_host = ("number", "unit", "age", "tokens", "sizes_K", "moments_KK", "rotation_KK", "tables")
     number: Tensor
     unit: Tensor
     age: Tensor
@@ -134,7 +141,7 @@ class CodeModel(nn.Module):
             for name, buffer in self.named_buffers():
                 if name not in ("number", "weight") and buffer.numel():  # the sender's choice: in every payload, and its own affair
                     check = zlib.crc32(buffer.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, check)
-            sizes, counts = self.sizes_K.cpu().numpy(), self.tables.cpu().numpy()
+            sizes, counts = self.sizes_K.numpy(), self.tables.numpy()
             self._coding = Coding(sizes, int(self.unit) if int(self.age) else None, Tables.of(counts), check & 0xFF)
         return self._coding
 
@@ -143,7 +150,7 @@ class CodeModel(nn.Module):
         turned = self.turned(values_BTK.detach().to(self.compute), back=False)
         number = int(self.number)
         if number == UNSET:
-            number = self.aim.first(float(turned[turned.isfinite()].double().square().mean().sqrt().nan_to_num(0.0)))
+            number = self.aim.first(float(finite(turned.cpu()).double().square().mean().sqrt().nan_to_num(0.0)))
             if context.training:
                 self.number.fill_(number)
         steps = turned / step_size(number)
@@ -180,7 +187,7 @@ class CodeModel(nn.Module):
         """Go over to the principal axes, or back."""
         if not self.rotates or not int(self.age):
             return values
-        rotation_KK = (self.rotation_KK.to(torch.float64) / TURN).to(values.dtype)
+        rotation_KK = (self.rotation_KK.to(torch.float64) / TURN).to(values.dtype).to(values.device)
         with torch.autocast(values.device.type, enabled=False):
             return values @ (rotation_KK.T if back else rotation_KK)
 
@@ -197,15 +204,15 @@ class CodeModel(nn.Module):
         if context.step != self.seen.step:
             self.seen = Seen(context.step, number)
         if self.prediction is not None:
-            self.seen.ids.append(ids_BT.flatten().cpu())
-        self.seen.codes.append(codes.to(torch.int16).flatten(0, 1).cpu())
+            self.seen.ids.append(ids_BT.flatten())
+        self.seen.codes.append(codes.to(torch.int16).flatten(0, 1))
 
     def commit(self) -> None:
         """Learn from the codes of a step, of which both ends have the same."""
         seen, self.seen = self.seen, Seen()
         if not seen.codes:
             return
-        codes, number = torch.cat(seen.codes).long(), seen.number
+        codes, number = torch.cat(seen.codes).cpu().long(), seen.number
         codes = codes.masked_fill(codes == NOT_FINITE, 0)
         codes_NK, coding = codes.numpy(), self.coding()
         found = entropy.count_symbols(codes_NK, coding.at(number))
@@ -214,10 +221,10 @@ class CodeModel(nn.Module):
         fine = codes * UNIT
         if self.prediction is not None:
             ids = torch.cat(seen.ids)
-            fine += self._expected(ids.to(self.unit.device), number).cpu()
-            self.prediction.learn(ids, torch.from_numpy(carried(fine.numpy(), number - int(self.unit))))
+            fine += self._expected(ids, number).cpu()
+            self.prediction.learn(ids.cpu(), torch.from_numpy(carried(fine.numpy(), number - int(self.unit))))
         self._learn_sizes(codes_NK, number)
-        self.tables.copy_(torch.from_numpy(entropy.learn_counts(self.tables.cpu().numpy(), found)))
+        self.tables.copy_(torch.from_numpy(entropy.learn_counts(self.tables.numpy(), found)))
         self.age += 1
         self.tokens.fill_(len(codes_NK))
         if self.rotates:
@@ -244,19 +251,19 @@ class CodeModel(nn.Module):
     def _learn_sizes(self, codes_NK: Ints, number: int) -> None:
         """Move the usual size of each channel's codes a quarter of the way to that of this step."""
         found = carried(np.abs(codes_NK).sum(0) * FINE // len(codes_NK), number - int(self.unit))
-        before = self.sizes_K.cpu().numpy() if int(self.age) else found
+        before = self.sizes_K.numpy() if int(self.age) else found
         self.sizes_K.copy_(torch.from_numpy(np.maximum((3 * before + found) // 4, 1)))
 
     def _learn_rotation(self, codes_NK: Ints) -> None:
         """Add to the second moments of the codes and, now and then, turn to their principal axes."""
         bounded = codes_NK.clip(-1023, 1023).astype(np.float64)  # so that all sums are exact, whatever their order
-        self.moments_KK += torch.from_numpy((bounded.T @ bounded).astype(np.int64)).to(self.moments_KK.device)
+        self.moments_KK += torch.from_numpy((bounded.T @ bounded).astype(np.int64))
         age = int(self.age)
         if age & (age - 1) and age % ROTATE_EVERY:
             return
-        variances, axes = principal(self.moments_KK.cpu().numpy().astype(np.float64))
+        variances, axes = principal(self.moments_KK.numpy().astype(np.float64))
         self.moments_KK.zero_()
-        turned = np.rint(ordered_product(self.rotation_KK.cpu().numpy() / TURN, axes) * TURN).clip(-TURN, TURN)
+        turned = np.rint(ordered_product(self.rotation_KK.numpy() / TURN, axes) * TURN).clip(-TURN, TURN)
         self.rotation_KK.copy_(torch.from_numpy(turned.astype(np.int32)))
         for table in self._means():
             table.turn(torch.from_numpy(axes))

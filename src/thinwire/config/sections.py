@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from thinwire.config.registry import EXCHANGES
 
-Device = Literal["auto", "cpu", "cuda", "mps"]
+Device = str
+"""auto, cpu, cuda, cuda:1, xpu, mps, or another device of torch."""
 Dtype = Literal["fp32", "bf16", "fp64"]
 
 
@@ -220,7 +221,7 @@ class RunConfig:
     seed: int = 0
     """Seed of weights, data order, basis, dropout and stochastic rounding."""
     device: Device = "auto"
-    """Where to compute."""
+    """Where to compute: auto, cpu, cuda, cuda:1, xpu, mps, or another of torch. Workers of one machine take one card each."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -14,7 +14,7 @@ from typing import Any
 
 from thinwire.config.sections import Device
 from thinwire.hf.export import ExportCommand, export
-from thinwire.pipeline.device import choose_device
+from thinwire.util.device import choose_device
 
 MISSING = "--tasks needs the LM Evaluation Harness, which is not installed; install it with: pip install -c constraints.txt 'lm_eval[hf]'"
 

@@ -25,8 +25,8 @@ class Pass:
 class KVCache:
     """Keys and values of the tokens a stage has read, by layer, and the tokens' ids. Of one sequence, or several of equal length."""
 
-    def __init__(self) -> None:
-        self.ids_BT = torch.empty(1, 0, dtype=torch.int64)
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.ids_BT = torch.empty(1, 0, dtype=torch.int64, device=device)
         self.heads: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -44,7 +44,7 @@ class KVCache:
 
     def read(self, ids_BT: Tensor) -> None:
         """Remember the ids whose keys and values are there; what was added behind them, to fill up a chunk, is forgotten."""
-        self.ids_BT = torch.cat((self.ids_BT.to(ids_BT.device).expand(len(ids_BT), -1), ids_BT), dim=1)
+        self.ids_BT = torch.cat((self.ids_BT.expand(len(ids_BT), -1), ids_BT), dim=1)
         self.heads = {layer: (key[:, :, : self.length], value[:, :, : self.length]) for layer, (key, value) in self.heads.items()}
 
 

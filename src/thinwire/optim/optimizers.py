@@ -101,7 +101,7 @@ class StageOptimizer:
 
     def squared_norm(self) -> float:
         """Return the sum of squares of all gradients."""
-        return sum(float(torch.linalg.vector_norm(p.grad)) ** 2 for p in self.named.values() if p.grad is not None)
+        return squared_norm(p.grad for p in self.named.values() if p.grad is not None)
 
     def step(self, factor: float, scale: float) -> None:
         """Update with the rate at `factor` of its peak and gradients times `scale`, then clear the gradients."""
@@ -195,7 +195,15 @@ class StageOptimizer:
         for key, tensor in tensors.items():
             name, _, label = key.rpartition("/")
             parameter = self.named[name]
-            self._state_of(parameter)[label] = tensor.clone() if label == "step" else tensor.to(parameter.device, copy=True)
+            # Fused AdamW counts its steps on the device; `shared` counts them in Python, on the host.
+            on_host = label == "step" and isinstance(self._owner(parameter), SharedAdamW)
+            self._state_of(parameter)[label] = tensor.to("cpu" if on_host else parameter.device, copy=True)
+
+
+def squared_norm(tensors: Iterable[Tensor]) -> float:
+    """Return the sum of squares of all tensors, with one copy from their device."""
+    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
 
 
 def clip_scale(norm: float, clip: float) -> float:

@@ -25,6 +25,7 @@ from thinwire.pipeline.boundary import DIRECTIONS, Slot, slots
 from thinwire.pipeline.meter import Meter
 
 NAME = "thinwire"
+HOST = torch.device("cpu")
 CODES = {
     torch.float64: Dtype.FP64,
     torch.float32: Dtype.FP32,
@@ -220,10 +221,11 @@ class LinkGroup(dist.ProcessGroup):
         return NAME
 
 
-def open_group(world_rank: int, size: int, ports: Mapping[int, Port]) -> dist.ProcessGroup:
+def open_group(world_rank: int, size: int, ports: Mapping[int, Port], device: torch.device = HOST) -> dist.ProcessGroup:
     """Make the group torch's engine works with. The store lives in this process: nothing listens, nothing is shared."""
     group = LinkGroup(world_rank, size, ports)
-    dist.Backend.register_backend(NAME, lambda store, rank, size, timeout: group, devices=["cpu", "cuda", "mps"])
+    devices = dict.fromkeys(["cpu", "cuda", "xpu", "mps", device.type])
+    dist.Backend.register_backend(NAME, lambda store, rank, size, timeout: group, devices=list(devices))
     dist.init_process_group(NAME, store=dist.HashStore(), rank=world_rank, world_size=size)
     return group
 

@@ -63,7 +63,7 @@ class Reader:
         self.stage, self.step = stage, step
         self.device = stage.device
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
-        self.cache = KVCache()
+        self.cache = KVCache(self.device)
 
     def read(self, ids: Sequence[int], payload: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
         """Read tokens, `count` of them real; return the payload to send, or (the logits behind the last real one,)."""

@@ -75,7 +75,7 @@ class Pipeline:
         assert batch_BT1 is not None
         self.traffic.take_seconds()
         losses = [self._train(ids, context, len(batch_BT1)) for ids, context in self._microbatches(batch_BT1, step, first_sample, True)]
-        return sum(losses)
+        return sum(torch.stack(losses).tolist())
 
     def update_shared(self, step: int, rate_factor: float) -> list[Tensor]:
         """Change what stages share, if the codec does so after this step; return their rotations to a new basis."""
@@ -132,7 +132,7 @@ class Pipeline:
             rows = slice(start, start + self.microbatch)
             yield batch_BT1[rows].to(self.device), Context(step, samples[rows], training)
 
-    def _train(self, ids_BT1: Tensor, context: Context, batch: int) -> float:
+    def _train(self, ids_BT1: Tensor, context: Context, batch: int) -> Tensor:
         loss, sent, received = self._forward(ids_BT1, context)
         share = loss * (len(ids_BT1) / batch)
         share.backward()
@@ -142,7 +142,7 @@ class Pipeline:
             boundary.count(packed, "backward")
             gradients = [gradient.to(self.device) for gradient in boundary.unpack(packed, "backward", version)]
             torch.autograd.backward(sent[index], gradients)
-        return float(share.detach())
+        return share.detach()
 
     def _forward(self, ids_BT1: Tensor, context: Context):
         """Return the loss, and per boundary the payload as sent and as received."""

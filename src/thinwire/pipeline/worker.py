@@ -79,7 +79,7 @@ class WorkerPipeline:
 
     def make_engine(self, stage: Stage) -> Engine:
         """Make what computes it, over the ports to its neighbours."""
-        processes = open_group(stage.plan.index, stage.plan.count, self.ports)
+        processes = open_group(stage.plan.index, stage.plan.count, self.ports, stage.device)
         payloads = {side: form.payload for side, form in self.boundaries.items()}
         return Engine(stage, payloads, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
 

@@ -29,6 +29,7 @@ from thinwire.replicas.allreduce import mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.sparse_mean import gather_share, sparse_mean, two_shots_share
+from thinwire.util.device import has_fp64
 
 POLICIES = ("exponential", "geometric")
 LARGEST_FACTOR = 1e6
@@ -286,14 +287,16 @@ class GraVAC(Exchange):
                 f"the checkpoint holds {unknown[0]}, a factor that gravac would not try with its options; "
                 "resume with the options of its exchange that it was made with"
             )
-        super().load_state({name: state[name] for name in beginning})
+        super().load_state({name: state[name] for name in beginning if "/" in name})
+        self.state |= {name: state[name].clone() for name in beginning if "/" not in name}  # the controller's numbers stay on the host
 
 
 def _squared_norms(totals: Named, chosen: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
     """Return the squared norms of everything, and of the values at each of two lists of positions."""
-    parts = [torch.zeros(3, dtype=torch.float64)]
+    norms: list[Tensor] = []
     for name, total in totals.items():
-        flat = total.view(-1)
+        flat, dtype = total.view(-1), torch.float64 if has_fp64(total.device) else total.dtype
         vectors = (flat, *(flat[positions] for positions in chosen[name]))
-        parts.append(torch.stack([torch.linalg.vector_norm(vector, dtype=torch.float64).square() for vector in vectors]).cpu())
-    return torch.stack(parts).sum(0)
+        norms += [torch.linalg.vector_norm(vector, dtype=dtype) for vector in vectors]
+    found = torch.stack(norms).cpu().double().square().view(-1, 3) if norms else torch.zeros(0, 3, dtype=torch.float64)
+    return torch.cat((torch.zeros(1, 3, dtype=torch.float64), found)).sum(0)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from thinwire.bits.packing import Int8, Packing, Zfp
 from thinwire.config.sections import RunConfig
+from thinwire.optim.optimizers import squared_norm
 from thinwire.replicas.allreduce import mean, refuse_gaps
 from thinwire.replicas.exchange import Exchange, ExchangeOptions, Named
 from thinwire.replicas.peers import Peers
@@ -135,5 +136,5 @@ class Hybrid(Exchange):
 
 def relative_norm(parts: list[Tensor], wholes: list[Tensor]) -> float:
     """Return the norm of all parts as a share of the norm of all wholes."""
-    norms = [sum(float(torch.linalg.vector_norm(tensor)) ** 2 for tensor in tensors) ** 0.5 for tensors in (parts, wholes)]
+    norms = [squared_norm(tensors) ** 0.5 for tensors in (parts, wholes)]
     return norms[0] / norms[1] if norms[1] else 0.0

@@ -133,7 +133,8 @@ def factored_form(parameter: Tensor, rank: int) -> tuple[int, int, int] | None:
 
 def gram_schmidt(matrix_NR: Tensor) -> Tensor:
     """Make columns orthonormal by Gram-Schmidt, twice to be exact; one that those before it span becomes zero."""
-    columns_RN = matrix_NR.T.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
+    # On the host, for not every device has fp64, and the columns are few.
+    columns_RN = matrix_NR.cpu().T.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
     for _ in range(2):
         sizes = added(columns_RN.square()).sqrt()
         for place, column in enumerate(columns_RN):
@@ -141,7 +142,7 @@ def gram_schmidt(matrix_NR: Tensor) -> Tensor:
             column /= norm.masked_fill(norm <= LEAST_SHARE * sizes[place], torch.inf)  # nan is no less than anything, and stays
             rest = columns_RN[place + 1 :]
             rest -= added(column * rest) * column
-    return columns_RN.T.to(matrix_NR, memory_format=torch.contiguous_format)
+    return columns_RN.T.to(matrix_NR.dtype, memory_format=torch.contiguous_format).to(matrix_NR.device)
 
 
 def added(rows: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ LARGEST_MODEL = 10**13
 def check(config: RunConfig) -> None:
     """Raise ValueError for the first setting that cannot work."""
     check_numbers(config)
+    check_device(config)
     check_architecture(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     check_batch(config)
@@ -33,6 +34,16 @@ def check(config: RunConfig) -> None:
     if config.replicas.count > 1:
         make_graph(config.replicas.graph, config.replicas.count)
         config.exchange.check(config)
+
+
+def check_device(config: RunConfig) -> None:
+    """Refuse a device that torch has no name for; whether it is here shows when it is used."""
+    import torch  # not at the top: most of the checks do without it
+
+    try:
+        torch.device("cpu" if config.device == "auto" else config.device)
+    except RuntimeError:
+        raise ValueError(f"device is {config.device!r}; choose auto, cpu, cuda, cuda:1, xpu, mps, or another device of torch") from None
 
 
 def check_architecture(config: RunConfig) -> None:

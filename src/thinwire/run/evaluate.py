@@ -14,9 +14,9 @@ from torch import Tensor
 
 from thinwire.config.sections import RunConfig
 from thinwire.data.open import Data, open_data
-from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.inprocess import build_pipeline
 from thinwire.run.saved import load_here
+from thinwire.util.device import choose_device
 
 
 def validation_batch(data: Data, sequences: int, microbatch: int) -> Tensor:

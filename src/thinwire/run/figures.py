@@ -9,8 +9,8 @@ from thinwire import checkpoint
 from thinwire.link.message import optional
 from thinwire.metrics.summary import summarise
 from thinwire.pipeline import forms
-from thinwire.pipeline.device import peak_rss_bytes
 from thinwire.run.state import Training
+from thinwire.util.device import peak_rss_bytes
 
 
 def step_figures(training: Training, seconds: float) -> dict[str, float]:

@@ -18,11 +18,11 @@ from tokenizers.decoders import DecodeStream
 from thinwire.config.sections import RunConfig
 from thinwire.data.tokenize import end_token
 from thinwire.pipeline.decode import Writer
-from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.inprocess import build_codec, build_pipeline
 from thinwire.pipeline.meter import Meter, Traffic
 from thinwire.run.sampling import Sampler, Sampling
 from thinwire.run.saved import load_here
+from thinwire.util.device import choose_device
 
 CONTEXT_TOKENS = 8
 """Tokens of the prompt that decide how the first new ones are written."""

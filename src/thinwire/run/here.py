@@ -11,11 +11,11 @@ from thinwire.config.sections import RunConfig
 from thinwire.metrics.news import Report, ignore
 from thinwire.metrics.track import Tracker
 from thinwire.pipeline.alone import GroupAlone
-from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.inprocess import build_pipeline
 from thinwire.run.agree import Start, agree
 from thinwire.run.stop import Stop
 from thinwire.run.trainer import Trainer
+from thinwire.util.device import choose_device
 
 Begin = Callable[[Trainer], Sequence[Tracker]]
 """Called when the trainer knows from which step it goes on; returns further trackers, which are closed with the run."""

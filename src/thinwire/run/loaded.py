@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from thinwire.config.sections import Device, RunConfig
 from thinwire.model.ends import Context
 from thinwire.model.stage import Stage
-from thinwire.pipeline.device import choose_device
 from thinwire.pipeline.inprocess import build_pipeline
 from thinwire.run.saved import for_use, load_here, read_settings
+from thinwire.util.device import choose_device
 
 
 class LoadedModel(nn.Module):

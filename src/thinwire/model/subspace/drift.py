@@ -13,8 +13,8 @@ from thinwire.model.subspace.stream import SubspaceStream
 
 
 def grassmann_step(basis_DK: Tensor, energy_DD: Tensor, rate: float) -> Tensor:
-    """Return qr(U - rate xi) with xi = (I - U U^T)(-2 Gamma U), Gamma normalised by its largest eigenvalue."""
-    basis, energy = basis_DK.double(), energy_DD.double()
+    """Return qr(U - rate xi) with xi = (I - U U^T)(-2 Gamma U), Gamma normalised by its largest eigenvalue; on the host, in fp64."""
+    basis, energy = basis_DK.cpu().double(), energy_DD.cpu().double()  # on the host, for not every device has fp64
     if not energy.isfinite().all():  # from a checkpoint that was written while gradients were no numbers
         return basis
     largest = torch.linalg.eigvalsh(energy)[-1]
@@ -27,7 +27,7 @@ def grassmann_step(basis_DK: Tensor, energy_DD: Tensor, rate: float) -> Tensor:
 
 def propose(stream: SubspaceStream, rate: float) -> Tensor:
     """Compute the next basis from the energy seen since the last move, and forget that energy."""
-    basis_DK = grassmann_step(stream.basis_DK, stream.energy_DD, rate).to(stream.basis_DK.dtype)
+    basis_DK = grassmann_step(stream.basis_DK, stream.energy_DD, rate).to(stream.basis_DK.dtype).to(stream.basis_DK.device)
     stream.energy_DD.zero_()
     return basis_DK
 
@@ -35,5 +35,5 @@ def propose(stream: SubspaceStream, rate: float) -> Tensor:
 @torch.no_grad()
 def carry_over(tensor: Tensor, rotation_KK: Tensor, axis: int) -> None:
     """Multiply coordinates that lie along `axis` by R, in place: Z <- R Z (axis 0) or E <- E R^T (axis 1)."""
-    rotation = rotation_KK.to(tensor)
+    rotation = rotation_KK.to(tensor.dtype).to(tensor.device)
     tensor.copy_(rotation @ tensor if axis == 0 else tensor @ rotation.T)

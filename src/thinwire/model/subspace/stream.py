@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thinwire.model.host import HostBuffers
 from thinwire.model.stream import Stream
 from thinwire.model.subspace.basis import bits_sha256
 from thinwire.model.subspace.fixed import FixedFeatures
 
 
-class SubspaceStream(Stream):
+class SubspaceStream(HostBuffers, Stream):
     """Read x = fixed[t] + U c; hold the basis and, for the drift, the gradient energy seen where the free layers begin."""
 
+    on_host = ("basis_version",)
     basis_DK: Tensor
     basis_version: Tensor
     energy_DD: Tensor
@@ -54,9 +56,9 @@ class SubspaceStream(Stream):
         """Add g^T g of the activation gradient before projection; one that would make it no number is left out, as its step is."""
         flat = gradient_BTD.flatten(0, 1).to(self.energy_DD.dtype)
         # No entry of a sum of g^T g is larger than its trace.
-        trace = float(torch.linalg.vector_norm(flat)) ** 2 + float(self.energy_DD.trace())
-        if trace < torch.finfo(flat.dtype).max:
-            self.energy_DD.addmm_(flat.T, flat)
+        trace = torch.linalg.vector_norm(flat).square() + self.energy_DD.trace()
+        flat = flat.where(trace < torch.finfo(flat.dtype).max, 0.0)
+        self.energy_DD.addmm_(flat.T, flat)
 
     def adopt(self, basis_DK: Tensor | None) -> None:
         assert basis_DK is not None
@@ -72,7 +74,8 @@ class SubspaceStream(Stream):
         # Into the memory that all stages have alike: the last bits of the product depend on its layout, and one that came over a link or
         # from a factorisation has another.
         self.basis_DK.copy_(basis_DK)
-        rotation_KK = self.basis_DK.double().T @ before_DK.double()
+        # On the host, for not every device has fp64.
+        rotation_KK = self.basis_DK.cpu().double().T @ before_DK.cpu().double()
         self.basis_version.fill_(version)
         return rotation_KK
 
