@@ -8,6 +8,11 @@ import torch
 
 from thinwire.config.sections import Device
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 
 def choose_device(wanted: Device) -> torch.device:
     """Return the device asked for; `auto` takes cuda, then mps, then the CPU."""
@@ -22,9 +27,7 @@ def choose_device(wanted: Device) -> torch.device:
 
 def peak_rss_bytes() -> int | None:
     """Return the most memory this process has held, None where the system does not tell."""
-    if sys.platform == "win32":
+    if resource is None:
         return None
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
