@@ -18,7 +18,7 @@ from thinwire.run.command import parse_train
 from thinwire.run.stop import Stop
 
 CHOICES = {"k": "keep", "r": "recompute", "o": "offload"}
-DISK = os.pwrite
+DISK = getattr(os, "pwrite", None)
 
 
 def force(letters: str, full_after: int | None = None) -> None:
@@ -43,6 +43,7 @@ def full_disk(after: int) -> Callable[[int, Any, int], int]:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        assert DISK is not None  # not on Windows
         return DISK(file, data, place)
 
     return write

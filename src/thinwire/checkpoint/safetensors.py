@@ -128,5 +128,5 @@ def write_shards(folder: Path, pieces: list[Piece], limit: int) -> dict[str, str
     hashes = {name: write_file(folder / name, group) for name, group in zip(names, groups, strict=True)}
     places = {piece.name: name for name, group in zip(names, groups, strict=True) for piece in group}
     index = {"metadata": {"total_size": sum(piece.size for piece in pieces)}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return hashes

@@ -26,6 +26,7 @@ from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
 from thinwire.util.checkpoint_name import age, newer_in, step_of
 from thinwire.util.files import matching, remove_matching, sync, write_atomic
+from thinwire.util.system import replace_file
 
 KEEP = 2
 """Checkpoints that stay: the newest, and one before it should a disk damage that one."""
@@ -136,7 +137,7 @@ def write_part(folder: Path, part: Part) -> bool:
             return False
         seal.unlink(missing_ok=True)  # it must not vouch for these tensors
         size = temporary.stat().st_size
-        temporary.replace(path)
+        replace_file(temporary, path)
         sync(folder)
         write_atomic(seal, encode_manifest({**part.manifest, "sha256": digest, "bytes": size}))
         sync(folder)

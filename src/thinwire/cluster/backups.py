@@ -29,6 +29,7 @@ from thinwire.util.disk import shortage
 from thinwire.util.files import matching, read_small
 from thinwire.util.notices import warn
 from thinwire.util.runtime import REAL, Runtime
+from thinwire.util.system import replace_file
 
 LOG = logging.getLogger("thinwire.copies")
 PIECE = struct.Struct("<HBBQQ")
@@ -350,7 +351,7 @@ class Copies:
         if not self._is_whole(manifest, tensors):
             raise ProtocolError("SNAPSHOT", "another sha256", "that of its manifest")
         for path in (tensors, manifest):
-            path.replace(path.with_suffix(""))
+            replace_file(path, path.with_suffix(""))
         if stage == self.stage:
             self.expected = None
             with self.changed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -32,8 +32,8 @@ class Child:
     failure: Failure | None = None
     ended: bool = False
     """Whether it was lost, or was stuck, when all were asked to end: nobody takes its place."""
-    heard_at: float = field(default_factory=time.monotonic)
-    """When it last gave a sign of life."""
+    heard_at: float | None = None
+    """When it last gave a sign of life; None: it may still be importing torch, which has no limit. If it dies its pipe tells."""
 
     def __str__(self) -> str:
         return str(self.worker_id) if self.worker_id.replica else f"stage {self.worker_id.stage}"  # most runs have one replica

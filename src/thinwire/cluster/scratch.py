@@ -6,12 +6,12 @@ file in it, which the system takes away when the owner is dead and never before.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,9 +19,12 @@ from pathlib import Path
 from thinwire.link.identity import make_identity
 from thinwire.link.peer import Worker, WorkerId
 from thinwire.link.roster import Roster, write_roster
+from thinwire.util.system import has_owners, is_private_folder, seize
 
 PREFIX = "thinwire-"
 OWNER_FILE = "owner.lock"
+UNLOCKED_SECONDS = 60.0
+"""How old the file is at least before its lock is tried, where it is found before it is locked."""
 
 
 @contextmanager
@@ -30,11 +33,12 @@ def scratch_folder() -> Iterator[Path]:
     remove_orphans()
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name, ExitStack() as stack:
         folder = Path(name)
-        new = folder / f"{OWNER_FILE}.new"
-        owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # not inherited: workers do not hold the lock
+        name = f"{OWNER_FILE}.new" if has_owners() else OWNER_FILE  # Windows renames no open file
+        owner = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # not inherited: workers do not hold the lock
         stack.callback(os.close, owner)
-        fcntl.flock(owner, fcntl.LOCK_EX)
-        new.rename(folder / OWNER_FILE)  # locked before anyone can find it
+        seize(owner)
+        if name != OWNER_FILE:
+            (folder / name).rename(folder / OWNER_FILE)  # locked before anyone can find it
         yield folder
 
 
@@ -47,16 +51,18 @@ def remove_orphans() -> None:
 
 
 def _remove_if_orphan(folder: Path) -> None:
-    about = folder.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+    if not is_private_folder(folder):
         return  # a link, somebody else's, or not made by us
-    owner = os.open(folder / OWNER_FILE, os.O_RDWR | os.O_NOFOLLOW)  # without the file it is no scratch folder, or not one yet
+    path = folder / OWNER_FILE
+    owner = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))  # without the file it is no scratch folder, or not one yet
     try:
-        if stat.S_ISREG(os.fstat(owner).st_mode):
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its owner lives
-            shutil.rmtree(folder, ignore_errors=True)
+        about = os.fstat(owner)
+        if not stat.S_ISREG(about.st_mode) or (not has_owners() and time.time() - about.st_mtime < UNLOCKED_SECONDS):
+            return
+        seize(owner)  # OSError: its owner lives
     finally:
-        os.close(owner)
+        os.close(owner)  # before the rest: Windows deletes no open file
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def worker_name(worker_id: WorkerId) -> str:
@@ -78,8 +84,12 @@ def make_local_roster(folder: Path, worker_ids: Sequence[WorkerId], ports: Seque
 def held_ports(count: int) -> Iterator[list[int]]:
     """Hold free ports of the loopback address for workers of this user: nobody else gets one, not even while its worker is lost.
 
-    They are bound and never listened on: connections go to the worker that listens, or are refused while there is none.
+    They are bound and never listened on: connections go to the worker that listens, or are refused while there is none. Where two sockets
+    of a user cannot have one port they are only known to have been free.
     """
+    if not hasattr(socket, "SO_REUSEPORT"):
+        yield free_ports(count)
+        return
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

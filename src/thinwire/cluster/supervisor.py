@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import signal
 import time
-from contextlib import ExitStack
-from multiprocessing.context import ForkServerContext
-from multiprocessing.forkserver import ensure_running
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.cluster.children import Child, Hear, ask_to_stop, collect, end_all, first_failure, linger
 from thinwire.cluster.scratch import held_ports, make_local_roster, scratch_folder, worker_name
@@ -24,7 +21,12 @@ from thinwire.config.sections import RunConfig
 from thinwire.config.toml import to_toml
 from thinwire.link.peer import WorkerId
 from thinwire.run.stop import Stop
+from thinwire.util.console import interrupts_ignored
 from thinwire.util.notices import say_aloud, warn
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext  # Windows has only the second
+
 
 STOP_SILENT_SECONDS = 10.0
 """A worker that was asked to end at once may give no sign of life for this long at most."""
@@ -44,7 +46,7 @@ class Supervisor:
     ) -> None:
         self.task, self.config, self.arguments, self.folder = task, config, arguments, folder
         self.hear_of, self.replacing = hear_of, replacing
-        self.context = forkserver()
+        self.context = process_context()
         self.children: list[Child] = []
         self.incarnation = time.time_ns() // 1000
         self.best = self.lost = 0
@@ -63,9 +65,11 @@ class Supervisor:
         registered = json.dumps({section: registry.importable() for section, registry in CHOSEN.items()})
         given = (theirs, self.task, to_toml(self.config), registered, arguments, str(self.folder), worker_id, self.incarnation)
         process = self.context.Process(target=work, args=given, name=f"thinwire-{worker_name(worker_id)}", daemon=True)
-        process.start()
+        anew = self.context.get_start_method() != "forkserver"
+        with interrupts_ignored() if anew else nullcontext():
+            process.start()
         theirs.close()
-        return Child(worker_id, process, ours)
+        return Child(worker_id, process, ours, heard_at=None if anew else time.monotonic())
 
     def watch(self, stop: Stop) -> list[dict[str, Any]]:
         """Wait for all workers; replace lost ones, pass on a wish to stop; raise what the first failure said."""
@@ -84,6 +88,9 @@ class Supervisor:
             return
         self.wish = wish
         ask_to_stop(self.children, wish)
+        if wish == "now":
+            for child in self.children:
+                child.heard_at = child.heard_at or time.monotonic()
 
     def _act_on(self, child: Child, failure: Failure) -> None:
         """Replace a lost worker, do without it, or raise why nothing helps."""
@@ -112,10 +119,10 @@ class Supervisor:
             limit = min(limit, STOP_SILENT_SECONDS)
         if now - self.looked_at > AWAY_SECONDS:  # this process itself was stopped: what the workers said meanwhile is still to be read
             for child in self.children:
-                child.heard_at = now
+                child.heard_at = now if child.heard_at is not None else None
         self.looked_at = now
         for child in self.children:
-            if child.running and now - child.heard_at > limit and not child.pipe.poll():
+            if child.running and child.heard_at is not None and now - child.heard_at > limit and not child.pipe.poll():
                 child.failure = Failure(f"no sign of life for {limit} s")
 
     def _replace_or_raise(self, child: Child, failure: Failure) -> None:
@@ -169,17 +176,18 @@ def run_workers(
         return supervisor.watch(stop)
 
 
-def forkserver() -> ForkServerContext:
-    """Return a context whose processes are forked from one that has imported torch already."""
+def process_context() -> ForkServerContext | SpawnContext:
+    """Return a context for worker processes: forked from one that has imported torch already, or begun anew where that is not to be had."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    from multiprocessing.forkserver import ensure_running  # not everywhere
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["thinwire.run.trainer", "thinwire.pipeline.worker"])
     # A terminal's Ctrl-C reaches every process. Started like this, the server and the workers ignore it from their first moment on;
     # the supervisor's wish to stop comes through their pipes.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with interrupts_ignored():
         ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, before)
     return context
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from thinwire.link.errors import LinkError, ProtocolError
 from thinwire.link.identity import load_identity
 from thinwire.link.peer import WorkerId
 from thinwire.link.roster import read_roster
-from thinwire.run.stop import Stop
+from thinwire.run.stop import TAKEN, Stop
+from thinwire.util.console import closing_console
 
 MESSAGE_BYTES = 2**26
 """Longest message between supervisor and worker."""
@@ -67,8 +69,8 @@ def work(
 ) -> None:
     """Be one worker: do the task, then report its result or what went wrong."""
     # Signals for the whole process group reach the supervisor too, which asks everyone to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in TAKEN:
+        signal.signal(number, signal.SIG_IGN)
     stop, supervisor = Stop(supervised=True), SupervisorPipe(pipe)
     threading.Thread(target=listen_to_supervisor, args=(pipe, stop), daemon=True).start()
     threading.Thread(target=send_signs_of_life, args=(supervisor,), daemon=True).start()
@@ -84,7 +86,8 @@ def work(
             replica=worker_id.replica,
             held=True,
         )
-        supervisor.say({"result": task(member, supervisor.say, stop, **json.loads(arguments))})
+        with closing_console(partial(stop.wish, now=True)):
+            supervisor.say({"result": task(member, supervisor.say, stop, **json.loads(arguments))})
     except BaseException as error:
         supervisor.say({"failed": str(error)} | described(error, supervisor.step))
         sys.exit(1)

@@ -13,7 +13,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from thinwire.memory.blocks import Bandwidth
+from thinwire.util.system import leave_page_cache, read_at, write_at
 
 CHUNK = 2**20
 """Bytes that move at once; the one buffer of a file."""
@@ -66,7 +68,7 @@ class FileMemory:
             started = time.monotonic()
             for start, part in parts:
                 self._chunk[start : start + len(part)].copy_(part)
-            self._move(os.pwrite, "cannot write", place, aligned(filled))
+            self._move(write_at, "cannot write", place, aligned(filled))
             self._hold_back(filled, started)
             place += filled
 
@@ -74,26 +76,23 @@ class FileMemory:
         """Fill the pieces from a place."""
         for filled, parts in cut_chunks(pieces):
             started = time.monotonic()
-            self._move(os.preadv, "cannot read", place, aligned(filled))
+            self._move(read_at, "cannot read", place, aligned(filled))
             for start, part in parts:
                 part.copy_(self._chunk[start : start + len(part)])
             self._hold_back(filled, started)
             place += filled
 
-    def _move(self, how: Any, what: str, place: int, size: int) -> None:
+    def _move(self, how: Callable[[int, memoryview, int], int], what: str, place: int, size: int) -> None:
         """Write or read the first bytes of the buffer."""
         window, done = memoryview(self._buffer)[:size], 0
         try:
             while done < size:
-                rest = window[done:]
-                count = how(self._file, rest if how is os.pwrite else [rest], place + done)
+                count = how(self._file, window[done:], place + done)
                 if count == 0:
                     raise OSError(errno.EIO, "the file has ended")
                 done += count
-            if not self.direct and how is os.pwrite:
-                os.fdatasync(self._file)  # only what is on the disk can leave the page cache
             if not self.direct:
-                os.posix_fadvise(self._file, place, size, os.POSIX_FADV_DONTNEED)
+                leave_page_cache(self._file, place, size, written=how is write_at)
         except OSError as error:
             raise self._problem(what, size, error) from error
         self.moved += size
@@ -141,8 +140,11 @@ def open_nameless(folder: Path) -> int:
     if hasattr(os, "O_TMPFILE"):
         with suppress(OSError):  # not every file system has it; what else is wrong shows below
             return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-    file, name = tempfile.mkstemp(prefix=".thinwire-", dir=folder)
-    os.unlink(name)
+    if hasattr(os, "O_TEMPORARY"):  # Windows deletes no open file, but can be told to delete one when it is closed
+        name = folder / f".thinwire-{uuid.uuid4().hex}"
+        return os.open(name, os.O_TEMPORARY | os.O_BINARY | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # type: ignore[attr-defined]
+    file, path = tempfile.mkstemp(prefix=".thinwire-", dir=folder)
+    os.unlink(path)
     return file
 
 
@@ -155,7 +157,7 @@ def make_direct(file: int, buffer: mmap.mmap) -> bool:
     before = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, before | os.O_DIRECT)
-        os.pwrite(file, memoryview(buffer)[:ALIGNMENT], 0)  # some accept the flag and then no transfer
+        write_at(file, memoryview(buffer)[:ALIGNMENT], 0)  # some accept the flag and then no transfer
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -170,7 +172,7 @@ def allocate(file: int, size: int) -> None:
         os.posix_fallocate(file, 0, max(size, ALIGNMENT))
         return
     for place in range(0, size, CHUNK):
-        os.pwrite(file, bytes(min(CHUNK, size - place)), place)
+        write_at(file, memoryview(bytes(min(CHUNK, size - place))), place)
 
 
 def lies_in_memory(folder: Path) -> bool:

@@ -7,13 +7,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+
+from thinwire.util.console import closing_console
 
 SOON = "stopping after the step under way; Ctrl-C again ends at once"
 NOW = "stopping: the step under way is given up"
+TAKEN = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
+"""Signals that are taken: Ctrl-C, the usual request to end, and Ctrl-Break, which only Windows has."""
 
 
 class Stop:
-    """Remember that someone asked the run to end: after the step under way (Ctrl-C), or at once (SIGTERM)."""
+    """Remember that someone asked the run to end: after the step under way (Ctrl-C), or at once (SIGTERM, Ctrl-Break, a closed console)."""
 
     def __init__(self, supervised: bool = False) -> None:
         self.supervised = supervised
@@ -33,7 +38,7 @@ class Stop:
         self._presses += number == signal.SIGINT
         if self._presses > 1 and number == signal.SIGINT:
             raise KeyboardInterrupt
-        now = number == signal.SIGTERM
+        now = number != signal.SIGINT
         if self.tell is not None:  # not here: the signal may have interrupted whoever is printing
             threading.Thread(target=self.tell, args=(NOW if now else SOON,), daemon=True).start()
         self.wish(now=now)
@@ -50,7 +55,7 @@ class Stop:
         with suppress(OSError, AttributeError):  # nothing has come, or nobody listens any more
             for number in self._signals.recv(64):  # type: ignore[union-attr]
                 self._interrupts += number == signal.SIGINT
-                self.wish(now=number == signal.SIGTERM)
+                self.wish(now=number != signal.SIGINT)
         self.at_once = self.at_once or self._interrupts > 1
 
     @contextmanager
@@ -66,7 +71,7 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into a wish to stop; a second Ctrl-C stops at once."""
+        """Turn signals and the closing of a console into a wish to stop; a second Ctrl-C stops at once."""
         elsewhere = threading.current_thread() is not threading.main_thread()  # which alone takes signals
         if self.supervised or elsewhere or self._signals is not None:
             yield
@@ -75,11 +80,12 @@ class Stop:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
-        before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self.ask) for number in TAKEN}
         woken = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._signals = ours
         try:
-            yield
+            with closing_console(partial(self.wish, now=True)):
+                yield
         finally:
             self._signals = None
             signal.set_wakeup_fd(woken)

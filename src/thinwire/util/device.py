@@ -6,6 +6,11 @@ import sys
 
 import torch
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 PREFERRED = ("cuda", "xpu", "mps")
 """What `auto` takes, in this order; another device of torch is used when it is named."""
 
@@ -56,9 +61,7 @@ def has_fp64(device: torch.device) -> bool:
 
 def peak_rss_bytes() -> int | None:
     """Return the most memory this process has held, None where the system does not tell."""
-    if sys.platform == "win32":
+    if resource is None:
         return None
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

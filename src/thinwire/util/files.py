@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from thinwire.util.system import has_owners, make_private, replace_file
+
 
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
@@ -20,10 +22,12 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            if not mode & 0o077:
+                make_private(temporary)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -36,9 +40,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def sync(path: Path) -> None:
     """Have a file, or the names in a folder, written to the disk."""
-    if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
+    if not has_owners() and path.is_dir():  # on Windows, where a folder cannot be opened, and a file only be synced by who may write to it
         return
-    number = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    number = os.open(path, os.O_RDONLY if has_owners() else os.O_RDWR)
     try:
         os.fsync(number)
     finally:

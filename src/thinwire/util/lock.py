@@ -5,33 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from thinwire.util.disk import FULL, shortage
 from thinwire.util.notices import warn
+from thinwire.util.system import seize
 
 LOCK_FILE = "lock"
 """In the run folder while a process trains there: its number and its machine."""
-FAR_BYTE = 1 << 20
-"""Where Windows locks a byte: not where others read whose lock it is."""
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def seize(handle: int) -> None:
-        """Lock an open file, or raise OSError at once."""
-        os.lseek(handle, FAR_BYTE, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        os.lseek(handle, 0, os.SEEK_SET)
-else:
-    import fcntl
-
-    def seize(handle: int) -> None:
-        """Lock an open file, or raise OSError at once."""
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager

@@ -50,8 +50,9 @@ class TcpAcceptor:
         self._log = Refusals(self._now)
         self.refusals = self._log.latest
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        shared = options.held and hasattr(socket, "SO_REUSEPORT")
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=256, reuse_port=options.held)
+            self._socket = socket.create_server((host, port), family=family, backlog=256, reuse_port=shared)
         except OSError as error:
             raise ValueError(
                 f"cannot listen on {host}:{port} ({error.strerror}); choose an address of this machine and a free port"
