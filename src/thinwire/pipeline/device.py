@@ -28,3 +28,9 @@ def peak_rss_bytes() -> int | None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has computed what it was told to: before that a clock tells nothing of it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
