@@ -39,12 +39,15 @@ from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.outcome import EVALUATION, Outcome
 from thinwire.pipeline.own_engine import OwnExecutor
 from thinwire.pipeline.schedule import depths
+from thinwire.util.versions import choose_engine
 
 CPU = torch.device("cpu")
 EIGHT = ModelConfig(vocabulary=97, width=16, layers=8, heads=2, kv_heads=1, ffn=24, context=8)
 BATCH, MICROBATCHES = 8, 4
 OBJECT_CALLS = ("send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object")
 FIRST_SAMPLE = 24
+TORCH_ENGINE = choose_engine("auto", torch.__version__) == "torch"
+"""Whether torch's pipeline engine is one that we run on."""
 
 
 def run_config(stages: int, schedule: str, codec: dict, model: ModelConfig = EIGHT, dtype: str = "fp64", **link) -> RunConfig:

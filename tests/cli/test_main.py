@@ -180,10 +180,10 @@ def thinwire(words: list[str], environment: dict[str, str]) -> subprocess.Comple
 
 
 @pytest.mark.parametrize("version", ["2.9.1", "2.11.0+cpu", "2.16.0", "2.16.0a0+git1234", "3.0"])
-def test_a_torch_that_nobody_has_tried_is_named_before_it_is_imported(tmp_path, version):
+def test_a_torch_that_is_not_known_is_named_before_it_is_imported(tmp_path, version):
     environment = with_torch(tmp_path, version)
     first, second = thinwire(["train", "--help"], environment).stderr.splitlines()
-    assert first.startswith(f"thinwire: torch {version} is installed, this release of thinwire was tried on 2.12 to 2.15: it goes on with ")
+    assert first.startswith(f"thinwire: torch {version} is installed, this release of thinwire knows 2.12 to 2.15: it goes on with ")
     assert "pip install -c constraints.txt" in first and second == "torch was imported"
     assert thinwire(["--help"], environment).stderr == thinwire(["keys", str(tmp_path / "keys")], environment).stderr == ""
 
@@ -196,14 +196,15 @@ def test_a_torch_of_the_range_is_imported(tmp_path, version):
 def test_the_range_of_torch_is_that_of_the_project_and_holds_the_pinned_one():
     root = Path(__file__).parents[2]
     needed = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
-    (major, newest), oldest = max(versions.TRIED), versions.written(min(versions.TRIED))
+    (major, newest), oldest = max(versions.KNOWN), versions.written(min(versions.KNOWN))
     assert f"torch>={oldest},<{versions.written((major, newest + 1))}" in needed
     (pinned,) = re.findall(r"^torch==(\S+)", (root / "constraints.txt").read_text(), re.MULTILINE)
-    assert versions.TRIED[versions.release(pinned)] == "torch"
+    assert versions.KNOWN[versions.release(pinned)] == "torch"
 
 
 @pytest.mark.parametrize(
-    "installed, engine", [("2.12.1", "torch"), ("2.14.0+cu130", "torch"), ("2.11.0", "own"), ("2.15.0", "own"), ("?", "own")]
+    "installed, engine",
+    [("2.13.1", "torch"), ("2.12.1", "own"), ("2.14.0+cu130", "torch"), ("2.11.0", "own"), ("2.15.0", "own"), ("?", "own")],
 )
 def test_the_engine_follows_the_installed_torch(installed, engine):
     assert versions.choose_engine("auto", installed) == engine
@@ -211,7 +212,7 @@ def test_the_engine_follows_the_installed_torch(installed, engine):
     if engine == "torch":
         assert versions.choose_engine("torch", installed) == "torch"
     else:
-        with pytest.raises(ValueError, match=re.escape(f"works with torch 2.12, 2.13, 2.14, and {installed} is installed; leave")):
+        with pytest.raises(ValueError, match=re.escape(f"works with torch 2.13, 2.14, and {installed} is installed; leave")):
             versions.choose_engine("torch", installed)
 
 

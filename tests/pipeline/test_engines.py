@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers import random_ids
-from jobs import BATCH, EIGHT, evaluate_over_links, local_roster, run_config, step_over_links
+from jobs import BATCH, EIGHT, TORCH_ENGINE, evaluate_over_links, local_roster, run_config, step_over_links
 from runs import VARIETY, train
 from thinwire.config.registry import CODECS
 from thinwire.model.cut import cut_layers
@@ -22,6 +22,7 @@ from thinwire.pipeline.order import compute_order, fixed_depth
 from thinwire.pipeline.own_engine import OwnExecutor
 
 ENGINES = ("torch", "own", "mixed")
+needs_both = pytest.mark.skipif(not TORCH_ENGINE, reason=f"torch {torch.__version__} has another pipeline engine than we know")
 DEPTHS = {"one": [1] * 8, "falling": [4, 3, 2, 1, 1, 1, 1, 1], "all": [8] * 8}
 """Microbatches in flight by stage."""
 CASES = list(itertools.product(CODECS.names(), (2, 4), (2, 8), DEPTHS))
@@ -67,6 +68,7 @@ def small(codec: str, stages: int, microbatches: int, dtype: str = "fp32"):
     return replace(config, pipeline=replace(config.pipeline, microbatches=microbatches))
 
 
+@needs_both
 @pytest.mark.parametrize("codec, stages, microbatches, depth", MATRIX)
 def test_every_engine_has_the_same_bits(pool, identities, codec, stages, microbatches, depth):
     config = small(codec, stages, microbatches)
@@ -77,6 +79,7 @@ def test_every_engine_has_the_same_bits(pool, identities, codec, stages, microba
     assert not same_bits(again, first)
 
 
+@needs_both
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "depth"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp64"])
 def test_every_schedule_with_dropout(pool, identities, schedule, dtype):
@@ -85,6 +88,7 @@ def test_every_schedule_with_dropout(pool, identities, schedule, dtype):
     assert all(same_bits(other, first) for other in others)
 
 
+@needs_both
 def test_evaluation_between_steps(pool, identities):
     config = run_config(2, "depth", {"name": "subspace", "rank": 4}, dtype="fp32")
     batches, roster = [random_ids(EIGHT, rows, seed=rows).numpy() for rows in (20, 8, 2)], local_roster(identities, 2)
@@ -106,6 +110,7 @@ TRAININGS = VARIETY | {
 }
 
 
+@needs_both
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in ("budget", "replicas", "entropy, ids known") else pytest.mark.full) for name in TRAININGS],
