@@ -212,7 +212,9 @@ def test_the_engine_follows_the_installed_torch(installed, engine):
     if engine == "torch":
         assert versions.choose_engine("torch", installed) == "torch"
     else:
-        with pytest.raises(ValueError, match=re.escape(f"works with torch 2.13, 2.14, and {installed} is installed; leave")):
+        with pytest.raises(
+            ValueError, match=re.escape(f"works with torch 2.13, 2.14, and {installed} is installed; set pipeline.engine to auto")
+        ):
             versions.choose_engine("torch", installed)
 
 

@@ -16,6 +16,7 @@ from runs import VARIETY, train
 from thinwire.config.registry import CODECS
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
+from thinwire.pipeline import device, engine
 from thinwire.pipeline.engine_module import EngineModule
 from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.order import compute_order, fixed_depth
@@ -177,3 +178,21 @@ def test_depths_of_the_schedules_that_do_not_measure():
     assert [fixed_depth("1f1b", stage, 4, 8) for stage in range(4)] == [7, 5, 3, 1]
     assert fixed_depth("1f1b", 0, 4, 2) == 2 and fixed_depth("gpipe", 3, 4, 8) == 8
     assert fixed_depth("depth", 0, 4, 8) is fixed_depth("auto", 0, 4, 8) is None
+
+
+def test_a_microbatch_is_timed_with_the_device_at_rest(monkeypatch):
+    """A card only takes orders: a clock that is read before it has carried them out shows next to nothing."""
+    events, stage = [], Alone(1).stage
+    monkeypatch.setattr(engine, "synchronize", lambda device: events.append("rest"))
+    monkeypatch.setattr(engine.time, "perf_counter", lambda: events.append("clock") or 0.0)
+    assert engine.Engine(stage, {}, {}, 2, 4, "fp64").measure() == 0.0
+    assert events == ["rest", "clock"] * 4
+    assert all(parameter.grad is None for parameter in stage.parameters())
+
+
+def test_devices_with_a_queue_are_waited_for(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    for name in ("cpu", "cuda:1", "mps", "xpu"):
+        device.synchronize(torch.device(name))
+    assert waited == [torch.device(name) for name in ("cuda:1", "mps", "xpu")]

@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Literal
 
-Engine = Literal["torch", "own"]
+EngineName = Literal["torch", "own"]
 Release = tuple[int, int]
-KNOWN: dict[Release, Engine] = {(2, 12): "own", (2, 13): "torch", (2, 14): "torch", (2, 15): "own"}
+KNOWN: dict[Release, EngineName] = {(2, 12): "own", (2, 13): "torch", (2, 14): "torch", (2, 15): "own"}
 """The releases of `pyproject.toml`, and who runs the pipeline there by itself.
 
 * 2.13: the suite runs on it, with both engines.
@@ -40,13 +40,13 @@ def check_torch() -> str | None:
     )
 
 
-def choose_engine(wanted: Literal["auto", "torch", "own"], installed: str) -> Engine:
+def choose_engine(wanted: Literal["auto", "torch", "own"], installed: str) -> EngineName:
     """Return who runs the pipeline on an installed version of torch; refuse torch's engine where it is another than we know."""
     known = KNOWN.get(release(installed), "own")
     if wanted == "torch" and known != "torch":
         able = [written(each) for each, engine in KNOWN.items() if engine == "torch"]
         raise ValueError(
-            f"pipeline.engine is torch, which works with torch {', '.join(able)}, and {installed} is installed; leave --pipeline.engine at "
+            f"pipeline.engine is torch, which works with torch {', '.join(able)}, and {installed} is installed; set pipeline.engine to "
             "auto, or install one of these"
         )
     return known if wanted == "auto" else wanted
