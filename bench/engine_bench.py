@@ -36,8 +36,9 @@ from thinwire.model.cut import StagePlan
 from thinwire.model.stage import PLAIN
 from thinwire.pipeline.backend import Port, boundary_form, boundary_port, close_group, open_group
 from thinwire.pipeline.engine import Engine
+from thinwire.pipeline.engine_module import payloads_of
 from thinwire.pipeline.schedule import depths
-from thinwire.pipeline.static_stage import payloads_of, static_stage
+from thinwire.pipeline.torch_engine import TorchExecutor, static_stage
 
 RESULTS = File(__file__).with_name("results")
 PORT = 29500
@@ -147,8 +148,11 @@ def work_side(order: Order, side: str) -> dict[str, Any]:
         engine = Engine(stage, payloads_of(stage, codec, 1), dist.group.WORLD, 1, order.microbatches)  # type: ignore[arg-type]
         engine.rebuild("1f1b", [])
         if variant == "1f1b":
-            wrapped = static_stage(engine.module, engine.payloads, 1, engine.group)
-            engine.schedule = Schedule1F1B(wrapped, order.microbatches, loss_fn=engine._share, scale_grads=False)
+            wrapped = static_stage(engine.module, engine.payloads, 1, dist.group.WORLD)  # type: ignore[arg-type]
+            assert isinstance(engine.executor, TorchExecutor)
+            engine.executor.schedule = Schedule1F1B(
+                wrapped, order.microbatches, loss_fn=lambda loss, target: engine._share(loss), scale_grads=False
+            )
         return facts | {"seconds": time_steps(engine, order, ports, batch), "close": close_group}
     # The config has no word for the congestion control: it is the kernel's business, except in this comparison.
     neighbours.link_options = lambda link: LinkOptions(**({"congestion": variant} if variant else {}))

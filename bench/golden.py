@@ -2,6 +2,7 @@
 
     .venv/bin/python bench/golden.py --check             # all runs against bench/results/golden.json, about a minute
     .venv/bin/python bench/golden.py --check drift ist   # those whose names contain a word
+    .venv/bin/python bench/golden.py --check --engine own    # the same, run by thinwire's own pipeline engine
     .venv/bin/python bench/golden.py --record            # write the file anew
 
 Hashes hold for one kind of processor and one version of torch, which the file names: another kind rounds otherwise.
@@ -126,12 +127,12 @@ def write_corpus(path: Path) -> None:
     path.write_text("\n".join(lines))
 
 
-def run(name: str, options: list[str], folder: Path) -> dict:
-    """Train as the commands say; return the hashes of the weights."""
+def run(name: str, options: list[str], folder: Path, engine: str) -> dict:
+    """Train as the commands say, on one of the pipeline engines; return the hashes of the weights."""
     common = f"--data.source {folder / 'corpus.txt'} --data.cache {folder / 'cache'} --device cpu --seed 3 {TINY}".split()
     target = folder / name
     for number, text in enumerate(options):
-        words = ["train", "--run", str(target), *(common if number == 0 else []), *text.split()]
+        words = ["train", "--run", str(target), *(common if number == 0 else []), *text.split(), "--pipeline.engine", engine]
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
             try:
@@ -154,6 +155,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="write the file instead of checking against it")
     parser.add_argument("--check", action="store_true", help="compare with the file (the default)")
+    parser.add_argument(
+        "--engine", default="auto", choices=["auto", "torch", "own"], help="what runs the pipeline in workers (default: auto)"
+    )
     parser.add_argument("words", nargs="*", help="only runs whose names contain one of these")
     arguments = parser.parse_args()
     chosen = {name: options for name, options in commands().items() if not arguments.words or any(w in name for w in arguments.words)}
@@ -165,7 +169,7 @@ def main() -> int:
         write_corpus(Path(scratch) / "corpus.txt")
         for name, options in chosen.items():
             try:
-                found[name] = run(name, options, Path(scratch))
+                found[name] = run(name, options, Path(scratch), arguments.engine)
             except RuntimeError as error:
                 print(error, flush=True)
                 different.append(name)

@@ -34,16 +34,20 @@ from thinwire.link.roster import Roster
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
 from thinwire.pipeline.engine import Engine
+from thinwire.pipeline.engine_module import payloads_of
 from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.outcome import EVALUATION, Outcome
+from thinwire.pipeline.own_engine import OwnExecutor
 from thinwire.pipeline.schedule import depths
-from thinwire.pipeline.static_stage import payloads_of
+from thinwire.util.versions import choose_engine
 
 CPU = torch.device("cpu")
 EIGHT = ModelConfig(vocabulary=97, width=16, layers=8, heads=2, kv_heads=1, ffn=24, context=8)
 BATCH, MICROBATCHES = 8, 4
 OBJECT_CALLS = ("send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object")
 FIRST_SAMPLE = 24
+TORCH_ENGINE = choose_engine("auto", torch.__version__) == "torch"
+"""Whether torch's pipeline engine is one that we run on."""
 
 
 def run_config(stages: int, schedule: str, codec: dict, model: ModelConfig = EIGHT, dtype: str = "fp64", **link) -> RunConfig:
@@ -116,10 +120,20 @@ def gloo_engine(config: RunConfig, index: int, store: str) -> Iterator[Engine]:
         dist.destroy_process_group()
 
 
-def step_over_links(config: RunConfig, index: int, roster: Roster, identity: Identity, ids_BT1: np.ndarray, steps: int = 1) -> dict:
-    """Do steps of one stage over links; return the last loss, all gradients, and how torch agreed on shapes."""
+def step_over_links(
+    config: RunConfig,
+    index: int,
+    roster: Roster,
+    identity: Identity,
+    ids_BT1: np.ndarray,
+    steps: int = 1,
+    in_flight: list[int] | None = None,
+) -> dict:
+    """Do steps of one stage over links, if wanted so deep; return the last loss, all gradients, and how torch agreed on shapes."""
     with no_objects(), link_pipeline(config, index, roster, identity) as opened:
         pipeline = opened.compute
+        if in_flight is not None:
+            pipeline.engine.rebuild("depth", in_flight)
         for step in range(steps):
             loss = pipeline.step(torch.from_numpy(ids_BT1) if index == 0 else None, step, FIRST_SAMPLE)
         return {"loss": loss, "gradients": as_arrays(pipeline.stages[0]), "mode": inference_mode(pipeline.engine)}
@@ -134,8 +148,10 @@ def step_over_gloo(config: RunConfig, index: int, store: str, ids_BT1: np.ndarra
 
 
 def inference_mode(engine: Engine) -> str:
-    """Name the way in which torch's stage learnt its shapes."""
-    schedule = engine.schedule
+    """Name the way in which torch's stage learnt its shapes; our own engine is told them."""
+    if isinstance(engine.executor, OwnExecutor):
+        return "STATIC"
+    schedule = engine.executor.schedule
     stage = schedule._stages[0] if hasattr(schedule, "_stages") else schedule._stage
     return stage._inference_mode.name
 

@@ -40,6 +40,13 @@ def test_every_stage_at_every_point(settings, quiet, tmp_path, point, stage):
     assert run_with(settings, tmp_path, [Fault(stage, point, LATER[point])])[0] == quiet()
 
 
+def test_stages_on_our_own_engine(settings, quiet, tmp_path):
+    """Survivors give a step up in the middle, twice."""
+    hashes, heard = run_with(settings, tmp_path, [Fault(1, "backward", 9), Fault(2, "forward", 23)], "--pipeline.engine", "own")
+    assert hashes == quiet()
+    assert len(restored(heard)) >= 2
+
+
 @pytest.mark.parametrize("stages", [(1, 2), range(STAGES)], ids=["two neighbours", "all"])
 def test_several_at_once(settings, quiet, tmp_path, stages):
     assert run_with(settings, tmp_path, [Fault(stage, "forward", 9) for stage in stages])[0] == quiet()

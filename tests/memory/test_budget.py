@@ -111,10 +111,11 @@ def test_a_budget_below_the_minimum_is_refused_with_the_minimum(config, tmp_path
     )
 
 
-def test_workers_within_a_budget_have_the_bits_of_the_plain_run(config, plain, tmp_path):
+@pytest.mark.parametrize("engine", ["auto", "own"])
+def test_workers_within_a_budget_have_the_bits_of_the_plain_run(config, plain, tmp_path, engine):
     words = (*FOUR, "--model.context", "64", "--train.batch", "16", "--train.steps", "2")
     usual = plain(*words)
-    tight = train(config, tmp_path / "tight", *words, "--pipeline.mode", "workers", "--memory.budget", "5MB")
+    tight = train(config, tmp_path / "tight", *words, "--pipeline.mode", "workers", "--memory.budget", "5MB", "--pipeline.engine", engine)
     assert tight["weights_sha256"] == usual["weights_sha256"]
     depths = [stage["in_flight"] for stage in tight["memory"]]
     assert depths == sorted(depths, reverse=True)
@@ -140,12 +141,13 @@ def test_four_workers_follow_any_plan(config, plain, tmp_path, plan, noise):
         assert {choice[0] for choice in stage["choices"]} <= set(PLANS[plan])
 
 
-def test_a_lost_stage_is_replaced_within_its_budget(config, plain, tmp_path):
+@pytest.mark.parametrize("engine", [pytest.param("auto", marks=pytest.mark.full), "own"])
+def test_a_lost_stage_is_replaced_within_its_budget(config, plain, tmp_path, engine):
     """Survivors give a step up with saved tensors on their way; the replaced one measures and plans anew."""
     words = (*FOUR, "--train.steps", "6", "--model.dropout", "0.1")
     usual = plain(*words)
     faults = (Fault(1, "backward", 11), Fault(2, "forward", 20))
-    forced = train_forced(config, tmp_path / "run", "or", *words, faults=faults)
+    forced = train_forced(config, tmp_path / "run", "or", *words, "--pipeline.engine", engine, faults=faults)
     assert len(os.listdir(tmp_path / "run-struck")) == 2
     assert forced["weights_sha256"] == usual["weights_sha256"]
     assert all(stage["peak"] <= stage["budget"] for stage in forced["memory"])

@@ -10,7 +10,7 @@ import torch
 from helpers import MICROBATCH, gradients, make_pipeline, random_ids, relative
 from thinwire.config.registry import CODECS
 from thinwire.model.ends import Context
-from thinwire.pipeline.static_stage import EngineModule
+from thinwire.pipeline.engine_module import EngineModule
 
 VARIANTS = [(name, {}) for name in CODECS.names()]
 VARIANTS += [

@@ -20,7 +20,7 @@ CODECS = {
     "four bits": ("--codec.bits", "4", "--codec.drift_every", "2"),
     "dense": ("--codec.name", "dense"),
     "anchored": ("--codec.name", "anchored", "--codec.ngrams", "2", "--codec.buckets", "64"),
-    "threshold": ("--codec.name", "threshold"),
+    "threshold": ("--codec.name", "threshold", "--pipeline.engine", "own"),  # of which the workers of an evaluation make use
 }
 
 

@@ -374,6 +374,7 @@ LOCAL_WORDS = {
     "train.stuck_seconds": "90.0",
     "train.threads": "2",
     "pipeline.mode": "inprocess",
+    "pipeline.engine": "own",
     "link.profile": "dsl_2mbps",
     "link.pace_mbps": "3.5",
     "link.ping_seconds": "0.5",

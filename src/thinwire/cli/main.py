@@ -87,9 +87,10 @@ def main(argv: list[str] | None = None) -> int:
     module, function = VERBS[given[0]][1].split(":")
     try:
         if given[0] not in WITHOUT_TORCH:
-            from thinwire.util.versions import refuse_other_torch  # not at the top: the help needs none of it
+            from thinwire.util.versions import check_torch  # not at the top: the help needs none of it
 
-            refuse_other_torch()
+            if told := check_torch():
+                print(f"thinwire: {told}", file=sys.stderr)
         return getattr(importlib.import_module(module), function)(given[1:]) or 0
     except ValueError as error:
         return fail(str(error))

@@ -18,6 +18,8 @@ from thinwire.config.sections import RunConfig
 from thinwire.config.toml import load_config
 from thinwire.memory.blocks import Plan, Profile, base_bytes
 from thinwire.memory.simulate import Timeline
+from thinwire.pipeline.order import fixed_depth
+from thinwire.pipeline.schedule import check_bounded, depths
 from thinwire.run.check import check, resolve
 from thinwire.util.sizes import read_size
 
@@ -59,8 +61,6 @@ def parse_memory(argv: list[str]) -> MemoryCommand:
     if not 0 <= mine.stage < config.pipeline.stages:
         raise ValueError(f"--stage is {mine.stage}, the stages are 0 to {config.pipeline.stages - 1}; choose one of them")
     if config.memory.budget is not None and config.pipeline.mode == "workers":
-        from thinwire.pipeline.schedule import check_bounded  # not at the top: it imports torch
-
         check_bounded(config.pipeline.schedule)
     from thinwire.memory.show import check_picture  # not at the top: --help answers without rich's tables
 
@@ -69,16 +69,13 @@ def parse_memory(argv: list[str]) -> MemoryCommand:
 
 def wanted_depth(config: RunConfig, stage: int, profile: Profile) -> int:
     """Return how many microbatches the pipeline would keep in flight on a stage if memory were no limit."""
-    from thinwire.codecs.build import make_codec  # not at the top: they import torch
-    from thinwire.pipeline.schedule import depths
+    from thinwire.codecs.build import make_codec  # not at the top: it imports torch
 
     stages, microbatches = config.pipeline.stages, config.pipeline.microbatches
     if config.pipeline.mode == "inprocess":
         return 1
-    if config.pipeline.schedule == "gpipe":
-        return microbatches
-    if config.pipeline.schedule == "1f1b":  # torch's interleaved schedule warms up twice as long as needed
-        return min(microbatches, 2 * (stages - 1 - stage) + 1)
+    if depth := fixed_depth(config.pipeline.schedule, stage, stages, microbatches):
+        return depth
     line = find_profile(config.link.profile)
     tokens = config.replica_batch // microbatches * config.model.context
     bits = 8 * tokens * make_codec(config.codec, config.model).spec(1, config.model.context).usual_bytes_per_token("forward")

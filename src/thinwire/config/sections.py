@@ -169,6 +169,8 @@ class PipelineConfig:
     """One worker process per stage, or all stages in this process."""
     schedule: Literal["auto", "depth", "1f1b", "gpipe"] = "auto"
     """Order of the microbatches in workers: `auto` and `depth` hide the measured latency of the links."""
+    engine: Literal["auto", "torch", "own"] = "auto"
+    """What runs them: torch's pipeline engine or our own, to the same bits; `auto`: torch's where the installed release has what we use."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from thinwire.util.shown import shown
 
 CONFIG_FILE = "config.toml"
 LOCAL = frozenset({"device", "data.cache", "train.seconds", "train.stuck_seconds", "train.threads"})
-LOCAL |= {"link.profile", "link.pace_mbps", "link.ping_seconds", "link.silent_seconds", "link.reconnect_seconds", "pipeline.mode"}
-LOCAL |= {"link.standby_seconds", "memory.budget", "memory.folder", "data.source", "data.tokenizer"}
+LOCAL |= {"link.profile", "link.pace_mbps", "link.ping_seconds", "link.silent_seconds", "link.reconnect_seconds"}
+LOCAL |= {"pipeline.mode", "pipeline.engine", "link.standby_seconds", "memory.budget", "memory.folder", "data.source", "data.tokenizer"}
 """Fields that each machine or each start may choose for itself: they do not change what is learnt.
 
 Paths of data are among them because it is the tokens that all workers compare, by their fingerprint.

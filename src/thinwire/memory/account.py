@@ -19,9 +19,10 @@ from thinwire.memory.offload import worth_moving
 from thinwire.memory.slow_memory import CHUNK
 from thinwire.model.stage import Stage
 from thinwire.optim.optimizers import StageOptimizer
+from thinwire.util.versions import choose_engine
 
 IDS_BYTES = 4
-"""Bytes of an id as torch's engine holds it."""
+"""Bytes of an id as an engine holds it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def wire_of(stage: Stage, codec: Codec, config: RunConfig) -> WireBuffers:
     packed = sum(packed_bytes(spec) for spec in (before, behind) if spec)
     if config.pipeline.mode == "inprocess":
         return WireBuffers(0, received + sent + packed)
+    if choose_engine(config.pipeline.engine, torch.__version__) == "own":  # it holds what it has received until the backward
+        return WireBuffers(sent, received + sent + packed)
     # torch's engine makes a buffer for every microbatch of a step that comes in, and one for every gradient.
     return WireBuffers(microbatches * (received + sent), sent + packed)
 

@@ -30,8 +30,9 @@ from thinwire.memory.slow_memory import CHUNK, measure_bandwidth
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import Runner, Stage, build_stage
 from thinwire.optim.optimizers import StageOptimizer
+from thinwire.pipeline.engine_module import EngineModule, example_inputs, payloads_of
 from thinwire.pipeline.inprocess import build_codec
-from thinwire.pipeline.static_stage import EngineModule, example_inputs, payloads_of
+from thinwire.util.device import synchronize
 
 RUNS = 3
 """Timed runs of each block, of which the middle one counts."""
@@ -109,8 +110,7 @@ class BlockProfiler(Runner):
         return saved, output.detach(), middle - started, self._now() - middle
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return time.perf_counter()
 
 

@@ -220,6 +220,11 @@ class LinkGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return NAME
 
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """Name the group, which torch 2.14 asks for; a group without a backend of torch's has no other."""
+        return NAME
+
 
 def open_group(world_rank: int, size: int, ports: Mapping[int, Port], device: torch.device = HOST) -> dist.ProcessGroup:
     """Make the group torch's engine works with. The store lives in this process: nothing listens, nothing is shared."""

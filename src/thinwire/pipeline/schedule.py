@@ -1,32 +1,12 @@
-"""In which order a stage runs its microbatches: GPipe, interleaved 1F1B, or 1F1B deep enough to hide the link's latency.
-
-The depth schedule needs torch's schedule runtime, whose names are private; they are used in this file alone, and without them the
-interleaved schedule takes its place.
-"""
+"""How many microbatches each stage keeps in flight: deep enough to hide the link's latency, as few as memory asks for."""
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
-
-from thinwire.pipeline.order import compute_order
-
-try:
-    from torch.distributed.pipelining.schedules import (
-        _Action,
-        _ComputationType,
-        _PipelineScheduleRuntime,
-    )
-except ImportError:  # another torch: only the public schedules
-    _PipelineScheduleRuntime = None  # type: ignore[assignment,misc]
-
 ScheduleName = Literal["gpipe", "1f1b", "depth"]
-LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def depths(stages: int, microbatches: int, delay: float = 0.0, compute: float = 1.0) -> list[int]:
@@ -55,31 +35,8 @@ def within(in_flight: Sequence[int], limits: Sequence[int | None]) -> list[int]:
 
 def check_bounded(name: str) -> None:
     """Refuse a schedule whose microbatches in flight cannot be bounded."""
-    if name in ("gpipe", "1f1b") or _PipelineScheduleRuntime is None:
+    if name in ("gpipe", "1f1b"):
         raise ValueError(
-            f"memory.budget bounds the microbatches in flight, and the schedule {name} does not let it (auto and depth need torch 2.9 or "
-            "later); leave --pipeline.schedule at auto, or leave --memory.budget out"
+            f"memory.budget bounds the microbatches in flight, and the schedule {name} does not let it; leave --pipeline.schedule at auto, "
+            "or leave --memory.budget out"
         )
-
-
-def make_schedule(name: ScheduleName, stage: PipelineStage, microbatches: int, in_flight: Sequence[int], loss: LossFunction):
-    """Make the schedule object of one stage; it is dirty after an exception, so make another then."""
-    # torch prints the whole schedule for every exception it passes on; that a link has failed is said by the link.
-    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-    if name == "gpipe":
-        return ScheduleGPipe(stage, microbatches, loss_fn=loss, scale_grads=False)
-    if name == "1f1b" or _PipelineScheduleRuntime is None:
-        return ScheduleInterleaved1F1B([stage], microbatches, loss_fn=loss, scale_grads=False)
-    return _depth_schedule(stage, microbatches, in_flight, loss)
-
-
-def _depth_schedule(stage: PipelineStage, microbatches: int, in_flight: Sequence[int], loss: LossFunction):
-    """Put our own order of actions into torch's schedule runtime."""
-    schedule = _PipelineScheduleRuntime([stage], microbatches, loss_fn=loss, scale_grads=False)
-    kinds = {"F": _ComputationType.FORWARD, "B": _ComputationType.FULL_BACKWARD}
-    order: dict[int, list[_Action | None]] = {
-        index: [_Action(index, kinds[kind], microbatch) for kind, microbatch in compute_order(depth, microbatches)]
-        for index, depth in enumerate(in_flight)
-    }
-    schedule._prepare_schedule_with_comms(order)
-    return schedule

@@ -1,4 +1,4 @@
-"""This worker's part of the pipeline: one stage over opened links to its neighbours, on torch's engine."""
+"""This worker's part of the pipeline: one stage over opened links to its neighbours, on one of the two engines."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from thinwire.pipeline.meter import Traffic
 from thinwire.pipeline.outcome import Outcome, of_replica
 from thinwire.pipeline.schedule import ScheduleName, depths, within
 from thinwire.replicas.allreduce import mean
+from thinwire.util.versions import choose_engine
 
 START = -2
 """Number of an outcome that belongs to no step."""
@@ -79,9 +80,10 @@ class WorkerPipeline:
 
     def make_engine(self, stage: Stage) -> Engine:
         """Make what computes it, over the ports to its neighbours."""
-        processes = open_group(stage.plan.index, stage.plan.count, self.ports, stage.device)
+        own = choose_engine(self.config.pipeline.engine, torch.__version__) == "own"
+        way = self.ports if own else open_group(stage.plan.index, stage.plan.count, self.ports, stage.device)
         payloads = {side: form.payload for side, form in self.boundaries.items()}
-        return Engine(stage, payloads, processes, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
+        return Engine(stage, payloads, way, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
 
     def _boundaries(self) -> dict[int, BoundaryForm]:
         plan, microbatches, context = self.stages[0].plan, self.config.pipeline.microbatches, self.config.model.context

@@ -59,6 +59,12 @@ def has_fp64(device: torch.device) -> bool:
     return True
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has computed what it was told to: before that a clock tells nothing of it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def peak_rss_bytes() -> int | None:
     """Return the most memory this process has held, None where the system does not tell."""
     if resource is None:

@@ -1,4 +1,4 @@
-"""A stage as torch's pipeline engine wants it: tensors in, tensors out, shapes known beforehand, ids riding along."""
+"""A stage as an engine calls it: tensors in, tensors out, shapes known beforehand, ids riding along."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import PipelineStage
 
 from thinwire.bits.raw import TensorSpec
 from thinwire.codecs.base import Codec
@@ -38,20 +36,6 @@ class EngineModule(nn.Module):
         return output[0] if self.last else (ids_BT1, *(tensor.contiguous() for tensor in output))
 
 
-class StaticStage(PipelineStage):
-    """A pipeline stage whose shapes are always the declared ones.
-
-    torch lets the stages vote whether to infer shapes at run time, which would unpickle objects from the neighbour. Both ends derive
-    the shapes from the same config, whose hash they compare, so there is nothing to vote about and nothing is sent.
-    """
-
-    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
-        return torch.ones(1, dtype=torch.int32)
-
-    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
-        return torch.ones(1, dtype=torch.int32)
-
-
 def payloads_of(stage: Stage, codec: Codec, batch: int) -> Payloads:
     """Derive the payloads of a stage from the codec of the model."""
     plan, context = stage.plan, stage.model.context
@@ -68,12 +52,3 @@ def example_inputs(module: EngineModule, payloads: Payloads, batch: int) -> tupl
 def example_payload(specs: Sequence[TensorSpec], device: torch.device) -> tuple[Tensor, ...]:
     """Return tensors of the form of a payload."""
     return tuple(torch.zeros(spec.shape, dtype=spec.dtype, device=device, requires_grad=True) for spec in specs)
-
-
-def static_stage(module: EngineModule, payloads: Payloads, batch: int, group: ProcessGroup) -> StaticStage:
-    """Wrap a stage with the forms of its inputs and outputs for microbatches of `batch` sequences."""
-    plan, device = module.stage.plan, module.device
-    inputs = example_inputs(module, payloads, batch)
-    loss = torch.zeros((), dtype=module.loss_dtype, device=device, requires_grad=True)
-    outputs = (inputs[0], *example_payload(payloads[1], device)) if 1 in payloads else loss
-    return StaticStage(module, plan.index, plan.count, device, input_args=inputs, output_args=outputs, group=group)
