@@ -14,7 +14,7 @@ from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 from thinwire.model.stage import Stage
 
-VIEWS = frozenset("view t transpose expand slice unsqueeze squeeze detach alias _unsafe_view permute split select as_strided".split())
+VIEWS = {"view", "t", "transpose", "expand", "slice", "unsqueeze", "squeeze", "detach", "alias", "_unsafe_view", "permute", "select"}
 """Operators that only look at memory in another way."""
 
 
