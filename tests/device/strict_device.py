@@ -15,7 +15,9 @@ from types import ModuleType
 
 import torch
 
-PACKAGE = f"{Path('src', 'thinwire')}"
+PACKAGE = str(Path("src", "thinwire"))
+COPYING = (str(Path("util", "device.py")), str(Path("bits", "raw.py")))
+"""Files whose functions copy for others: the line that calls them is meant."""
 watchers: list[Counter[tuple[str, str]]] = []
 
 
@@ -62,7 +64,7 @@ def note(what: str) -> None:
 def place() -> str:
     frame = sys._getframe()
     while frame is not None:
-        if PACKAGE in frame.f_code.co_filename:
+        if PACKAGE in frame.f_code.co_filename and not frame.f_code.co_filename.endswith(COPYING):
             return f"{frame.f_code.co_filename.partition(PACKAGE)[2][1:]}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return "outside of thinwire"

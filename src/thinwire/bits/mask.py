@@ -10,10 +10,12 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from thinwire.bits.codes import pack_codes, packed_size, unpack_codes
 from thinwire.bits.grid import FORMAT
 from thinwire.bits.raw import Buffer, TensorSpec
+from thinwire.util.device import to_host
 
 BITMAP, AS_POSITIONS = b"\0", b"\1"
 """The first byte of a mask says how it is written."""
@@ -29,9 +31,32 @@ def at_least(sizes: Tensor, threshold: Tensor) -> Tensor:
     return ~(sizes < threshold) & (sizes != 0)
 
 
+def pick(source: Tensor, mask: Tensor, size: int) -> Tensor:
+    """Return `size` values: those where the mask is true, in order, and then zeros."""
+    if source.device.type == "cpu":
+        picked = source.masked_select(mask)
+        return functional.pad(picked, (0, size - len(picked))) if len(picked) < size else picked
+    # A card would have to tell the host how many there are: let each value go to its place, and the others behind the end.
+    places = torch.where(mask.flatten(), mask.flatten().cumsum(0) - 1, size)
+    return torch.zeros(size + 1, dtype=source.dtype, device=source.device).scatter(0, places, source.flatten())[:size]
+
+
+class _Fill(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, mask, values):
+        ctx.save_for_backward(mask)
+        ctx.shape = values.shape
+        return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter_(mask, values)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (mask,) = ctx.saved_tensors
+        return None, pick(gradient, mask, ctx.shape.numel()).view(ctx.shape)
+
+
 def fill(mask: Tensor, values: Tensor) -> Tensor:
     """Put values, in order, where the mask is true, and zeros elsewhere."""
-    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+    return _Fill.apply(mask, values)
 
 
 def position_bits(count: int) -> int:
@@ -46,7 +71,7 @@ def position_bytes(kept: int, count: int) -> int:
 
 def pack_positions(mask: Tensor) -> bytes:
     """Store where each row of a mask [rows, count] is set."""
-    return pack_codes(mask.detach().nonzero()[:, 1], position_bits(mask.shape[1]))
+    return pack_codes(to_host(mask.detach() != 0).nonzero()[:, 1], position_bits(mask.shape[1]))
 
 
 def unpack_positions(data: Buffer, kept_R: Tensor, count: int) -> Tensor:
@@ -68,6 +93,7 @@ def no_gradient(data: Buffer, spec: TensorSpec) -> Tensor:
 
 def pack_mask(mask: Tensor) -> bytes:
     """Store a mask in its shorter form behind a byte that tells which it is; positions stand behind the number that each token has."""
+    mask = to_host(mask.detach() != 0)
     rows = mask.reshape(-1, mask.shape[-1])
     kept_R, count = rows.count_nonzero(1), rows.shape[1]
     if number_bytes(len(rows), count) + position_bytes(int(kept_R.sum()), count) < packed_size(rows.numel(), 1):

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.util.device import to_host
+
 Direction = Literal["forward", "backward"]
 Buffer = bytes | bytearray | memoryview
 
@@ -40,7 +42,7 @@ class TensorSpec:
 
 def raw_bytes(tensor: Tensor) -> bytes:
     """Return a tensor's memory as little-endian bytes."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return to_host(tensor.detach()).contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def from_raw_bytes(data: Buffer, spec: TensorSpec) -> Tensor:

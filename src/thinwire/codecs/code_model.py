@@ -140,7 +140,7 @@ class CodeModel(HostBuffers):
             check = 0
             for name, buffer in self.named_buffers():
                 if name not in ("number", "weight") and buffer.numel():  # the sender's choice: in every payload, and its own affair
-                    check = zlib.crc32(buffer.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, check)
+                    check = zlib.crc32(buffer.contiguous().view(-1).view(torch.uint8).numpy().data, check)
             sizes, counts = self.sizes_K.numpy(), self.tables.numpy()
             self._coding = Coding(sizes, int(self.unit) if int(self.age) else None, Tables.of(counts), check & 0xFF)
         return self._coding
@@ -220,9 +220,9 @@ class CodeModel(HostBuffers):
         self._follow(number)
         fine = codes * UNIT
         if self.prediction is not None:
-            ids = torch.cat(seen.ids)
-            fine += self._expected(ids, number).cpu()
-            self.prediction.learn(ids.cpu(), torch.from_numpy(carried(fine.numpy(), number - int(self.unit))))
+            ids = torch.cat(seen.ids).cpu()
+            fine += self._expected(ids, number)
+            self.prediction.learn(ids, torch.from_numpy(carried(fine.numpy(), number - int(self.unit))))
         self._learn_sizes(codes_NK, number)
         self.tables.copy_(torch.from_numpy(entropy.learn_counts(self.tables.numpy(), found)))
         self.age += 1
@@ -244,7 +244,7 @@ class CodeModel(HostBuffers):
         if int(self.age) and abs(number - unit) <= DRIFT:
             return
         for buffer in (self.sizes_K, *(table.means_RK for table in self._means())) if int(self.age) else ():
-            moved = carried(buffer.cpu().numpy().astype(np.int64), unit - number)
+            moved = carried(buffer.numpy().astype(np.int64), unit - number)
             buffer.copy_(torch.from_numpy(moved.clip(-MEAN_LIMIT, MEAN_LIMIT)))
         self.unit.fill_(number)
 

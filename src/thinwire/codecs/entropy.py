@@ -30,6 +30,7 @@ from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 from thinwire.model.noise import ROUNDING, sample_keys, uniform
+from thinwire.util.device import to_host
 
 HEADER = 3
 SETTLED = 32
@@ -208,7 +209,7 @@ class Entropy(Codec):
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
         assert self.end is not None, UNBOUND
         coding = self.end.statistics.of(direction).coding()
-        row = tensor.detach().cpu().to(torch.int64).numpy()
+        row = to_host(tensor.detach()).to(torch.int64).numpy()
         number, codes_NK = int(row[0]), row[1:].reshape(-1, self.channels)
         head = number.to_bytes(2, "little", signed=True) + bytes([coding.check])
         data = entropy.encode_codes(codes_NK, coding.at(number), coding.tables)
@@ -233,7 +234,8 @@ class Entropy(Codec):
 
     def pack_ids(self, ids: Tensor) -> bytes:
         assert self.end is not None, UNBOUND
-        data, plain = encode_ids(ids.cpu().to(torch.int64).numpy(), self.end.statistics.ids.table()), raw_bytes(ids)
+        here = to_host(ids)
+        data, plain = encode_ids(here.to(torch.int64).numpy(), self.end.statistics.ids.table()), raw_bytes(here)
         return data if len(data) < len(plain) else plain
 
     def unpack_ids(self, data: Buffer, spec: TensorSpec) -> Tensor:

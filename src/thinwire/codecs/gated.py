@@ -18,6 +18,7 @@ from thinwire.codecs.dense import Dense
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
 from thinwire.model.stream import Stream
+from thinwire.util.device import to_host
 
 
 class Gated(Codec):
@@ -82,6 +83,7 @@ class WarmUp(Codec):
         return tuple(replace(spec, exact=False) for spec in (plain, *self.inner.wire(source)))
 
     def pack(self, slot: int, tensor: Tensor, direction: Direction) -> bytes:
+        tensor = to_host(tensor)
         if not tensor.any():
             return b""
         return super().pack(slot, tensor, direction) if slot == 0 else self.inner.pack(slot - 1, tensor, direction)

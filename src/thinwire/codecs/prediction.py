@@ -27,16 +27,16 @@ class Prediction(nn.Module):
 
     def expected(self, ids: Tensor) -> Tensor:
         """Return what is expected of tokens."""
-        found = self.general.means_RK[0].long().expand(*ids.shape, -1)
+        found = self.general.on(ids.device)[0][0].long().expand(*ids.shape, -1)
         if not len(self.tokens):
             return found
-        known = (self.tokens.counts_R[ids] > 0).unsqueeze(-1)
-        return torch.where(known, self.tokens.means_RK[ids].long(), found)
+        means_RK, counts_R = self.tokens.on(ids.device)
+        return torch.where((counts_R[ids] > 0).unsqueeze(-1), means_RK[ids].long(), found)
 
     def learn(self, ids_N: Tensor, values_NK: Tensor) -> None:
         """Take in what has come for tokens."""
         if len(self.tokens):
-            self.tokens.learn(ids_N, values_NK, self.general.means_RK[0].cpu().long())
+            self.tokens.learn(ids_N, values_NK, self.general.means_RK[0].long())
         self.general.learn(torch.zeros_like(ids_N), values_NK)
 
     def tables(self) -> tuple[MeanTable, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from thinwire.bits.codes import pack_codes, packed_size, unpack_codes
 from thinwire.bits.grid import FORMAT
-from thinwire.bits.mask import fill, kept_count, no_gradient, pack_positions, position_bytes, unpack_positions
+from thinwire.bits.mask import fill, kept_count, no_gradient, pack_positions, pick, position_bytes, unpack_positions
 from thinwire.bits.raw import Buffer, Direction, TensorSpec
 from thinwire.codecs.base import Codec, LossyOptions, attach
 from thinwire.codecs.masked import MaskEntry
@@ -75,7 +75,7 @@ class Groups:
     def select(self, stream: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values at some positions of each group, in rising order, and the mask that says where they are."""
         mask = self.mark(positions).view(stream.shape)
-        return stream.masked_select(mask).view(*self.axes, self.kept), mask
+        return pick(stream, mask, self.rows * self.kept).view(*self.axes, self.kept), mask
 
     def mark(self, positions: Tensor) -> Tensor:
         """Return a mask of the groups that is true at the positions."""

@@ -32,7 +32,7 @@ class SubspaceOptions(CodecOptions):
     fixed_scale: float = 4.0
     """Size of the frozen token features, +-scale."""
     fixed_cache_mb: float = 64.0
-    """Keep the table of frozen features if it is no larger than this; 0 computes them from the hash each time."""
+    """Keep the table of frozen features, or on a card those of a microbatch, if that is no larger; 0 computes them each time."""
     drift_every: int = 0
     """Steps between moves of the subspace; 0 never moves it."""
     drift_rate: float = 0.1

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from thinwire.bits.codes import packed_size
 from thinwire.bits.grid import FORMAT
-from thinwire.bits.mask import BITMAP, at_least, kept_count, no_gradient, pack_mask, unpack_mask
+from thinwire.bits.mask import BITMAP, at_least, kept_count, no_gradient, pack_mask, pick, unpack_mask
 from thinwire.bits.raw import Buffer, Direction, TensorSpec, pack_front, unpack_front
 from thinwire.codecs.base import Codec, LossyOptions, attach
 from thinwire.codecs.masked import MaskEntry
@@ -27,6 +26,7 @@ from thinwire.codecs.sparsify import MASK, VALUES, check_density
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
 from thinwire.model.ends import Context
+from thinwire.model.host import HostBuffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,10 @@ class ThresholdOptions(LossyOptions):
     """Renew the threshold early when a step's density was off by more than this factor; `inf`: never."""
 
 
-class ThresholdExit(nn.Module):
+class ThresholdExit(HostBuffers):
     """Send the values of at least tau in size, and a mask of where they are."""
 
+    on_host = ("step", "renewed", "interval")
     tau: Tensor
     step: Tensor
     renewed: Tensor
@@ -74,8 +75,7 @@ class ThresholdExit(nn.Module):
         mask = at_least(sizes, tau)
         if context.training:
             self._count(mask, context.samples_B)
-        kept = stream.masked_select(mask).to(self.wire)
-        return functional.pad(kept, (0, mask.numel() - len(kept))), attach(mask.to(FORMAT), stream)
+        return pick(stream, mask, mask.numel()).to(self.wire), attach(mask.to(FORMAT), stream)
 
     def _exact_tau(self, sizes: Tensor) -> Tensor:
         """Return the threshold that keeps just the wanted share of the values."""
@@ -101,14 +101,15 @@ class ThresholdExit(nn.Module):
 
     def _count(self, mask: Tensor, samples_B: Tensor) -> None:
         """Add a microbatch to the step's density, once: samples rise from one microbatch of a step to the next."""
-        if samples_B[-1] > self.newest:
-            self.newest.copy_(samples_B[-1])
-            self.kept += mask.count_nonzero()
-            self.seen += mask.numel()
+        fresh = samples_B[-1] > self.newest
+        self.newest.copy_(torch.where(fresh, samples_B[-1], self.newest))
+        self.kept += torch.where(fresh, mask.count_nonzero(), 0)
+        self.seen += torch.where(fresh, mask.numel(), 0)
 
     def figures(self) -> dict[str, float]:
         """Return the share of values sent in the training step under way, or in the last one."""
-        return {"density": float(self.kept / self.seen)} if self.seen else {}
+        density = float(self.kept / self.seen)
+        return {} if math.isnan(density) else {"density": density}
 
 
 class Threshold(Codec):

@@ -23,6 +23,7 @@ from thinwire.link.frame import Channel, Dtype, Frame, Header, Kind
 from thinwire.link.link import Link
 from thinwire.pipeline.boundary import DIRECTIONS, Slot, slots
 from thinwire.pipeline.meter import Meter
+from thinwire.util.device import to_device
 
 NAME = "thinwire"
 HOST = torch.device("cpu")
@@ -185,7 +186,7 @@ class Receipt(dist.Work):
         while not self.done:
             first = self.port.posted.popleft()
             with torch.no_grad():
-                first.tensor.copy_(self.port.take())
+                first.tensor.copy_(to_device(self.port.take(), first.tensor.device))
             first.done = True
         return True
 

@@ -21,6 +21,7 @@ from thinwire.model.ends import Context, Shared
 from thinwire.model.stage import Stage, build_stages
 from thinwire.pipeline.boundary import Boundary
 from thinwire.pipeline.meter import Traffic
+from thinwire.util.device import to_device
 
 
 def build_codec(config: RunConfig) -> Codec:
@@ -120,11 +121,9 @@ class Pipeline:
     def evaluate(self, batch_BT1: Tensor | None, rows: int | None = None, step: int = 0) -> float:
         """Return the mean loss of a batch of `rows` sequences (all of them) after so many steps, boundaries included, bytes not counted."""
         assert batch_BT1 is not None and rows in (None, len(batch_BT1))
-        total = 0.0
-        for ids, context in self._microbatches(batch_BT1, step, 0, False):
-            loss, _, _ = self._forward(ids, context)
-            total += float(loss) * len(ids) / len(batch_BT1)
-        return total
+        found = [(self._forward(ids, context)[0], len(ids)) for ids, context in self._microbatches(batch_BT1, step, 0, False)]
+        losses = torch.stack([loss for loss, _ in found]).tolist()
+        return sum(loss * count / len(batch_BT1) for loss, (_, count) in zip(losses, found, strict=True))
 
     def _microbatches(self, batch_BT1: Tensor, step: int, first_sample: int, training: bool):
         samples = torch.arange(first_sample, first_sample + len(batch_BT1), device=self.device)
@@ -140,7 +139,7 @@ class Pipeline:
             boundary, version = self.boundaries[index], self.stages[index].stream.version
             packed = boundary.pack([tensor.grad for tensor in received[index]], "backward", self.stages[index + 1].stream.version)
             boundary.count(packed, "backward")
-            gradients = [gradient.to(self.device) for gradient in boundary.unpack(packed, "backward", version)]
+            gradients = [to_device(gradient, self.device) for gradient in boundary.unpack(packed, "backward", version)]
             torch.autograd.backward(sent[index], gradients)
         return share.detach()
 
@@ -161,6 +160,6 @@ class Pipeline:
             if not boundary.ids_slot.known:
                 ids_BT1 = boundary.unpack_ids(packed).to(self.device)
             unpacked = boundary.unpack(packed, "forward", self.stages[index + 1].stream.version)
-            payload = tuple(tensor.to(self.device).requires_grad_(context.training) for tensor in unpacked)
+            payload = tuple(to_device(tensor, self.device).requires_grad_(context.training) for tensor in unpacked)
             received.append(payload)
         return payload[0], sent, received

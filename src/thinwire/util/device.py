@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch import Tensor
 
 try:
     import resource
@@ -48,6 +49,26 @@ def available() -> str:
     here = torch.accelerator.current_accelerator()
     kinds = dict.fromkeys((*PREFERRED, *([here.type] if here is not None else [])))
     return ", ".join([*(f"{kind}:{index}" for kind in kinds for index in range(count_devices(kind))), "cpu"])
+
+
+def pins(device: torch.device) -> bool:
+    """Tell whether a device copies to and from pinned host memory by itself."""
+    return device.type not in ("cpu", "mps", "meta")
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the host, and wait for it; torch keeps the pinned memory for the next copy of its size."""
+    if not pins(tensor.device):
+        return tensor.cpu()
+    here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    here.copy_(tensor, non_blocking=True)
+    torch.accelerator.current_stream(tensor.device).synchronize()
+    return here
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Let a tensor of the host be copied to a device, without waiting where that is possible."""
+    return tensor.pin_memory().to(device, non_blocking=True) if pins(device) and tensor.device.type == "cpu" else tensor.to(device)
 
 
 def has_fp64(device: torch.device) -> bool:

@@ -32,8 +32,8 @@ class SubspaceStream(HostBuffers, Stream):
         return int(self.basis_version)
 
     def static(self, ids_BT: Tensor) -> Tensor:
-        """Return fixed[t] where there is a table, else the ids: hashing again at each read costs little and holds no memory."""
-        return ids_BT if self.fixed.table_VD is None else self.fixed(ids_BT)
+        """Return fixed[t] where it is kept, else the ids: on a CPU hashing again at each read costs little and holds no memory."""
+        return self.fixed(ids_BT) if self.fixed.keeps(ids_BT) else ids_BT
 
     def read(self, stream: Tensor, static: Tensor | None) -> Tensor:
         assert static is not None
