@@ -11,8 +11,8 @@ from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stages
 from thinwire.pipeline.inprocess import Pipeline
+from thinwire.testing.laws import TINY
 
-TINY = ModelConfig(vocabulary=97, width=32, layers=4, heads=4, kv_heads=2, ffn=48, context=12)
 MICROBATCH = 2
 
 

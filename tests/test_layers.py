@@ -31,6 +31,7 @@ LAYERS = [
     "cluster",
     "hf",
     "board",
+    "testing",
     "cli",
 ]
 

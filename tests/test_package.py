@@ -74,6 +74,10 @@ def test_the_wheel_alone_trains(installed, tmp_path):
         words = [str(installed / "thinwire"), "train", "--config", config, "--run", mode, "--train.steps", "2", "--pipeline.mode", mode]
         subprocess.run(words, cwd=tmp_path, env=given, check=True, capture_output=True)
         assert (tmp_path / mode / "summary.json").exists()
+    selftest = subprocess.run(
+        [installed / "thinwire", "selftest", "--device", "cpu"], cwd=tmp_path, env=given, capture_output=True, text=True
+    )
+    assert selftest.returncode == 0, selftest.stdout + selftest.stderr
     code = "import thinwire; print(thinwire.__file__)"
     where = subprocess.run([installed / "python", "-c", code], cwd=tmp_path, env=given, check=True, capture_output=True, text=True).stdout
     assert Path(where.strip()).is_relative_to(installed.parent)

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from replicas.together import together
 from thinwire.bits.codes import pack_codes
 from thinwire.bits.mask import AS_POSITIONS, BITMAP
 from thinwire.bits.sparse import WIDTH, Sparse
 from thinwire.replicas import sparse_mean as module
 from thinwire.replicas.sparse_mean import gather_share, packed_share, sparse_mean, two_shots_share
+from thinwire.testing.together import together
 
 GRAPHS = ["complete", "ring", "torus", "0-1,1-2,2-3"]
 

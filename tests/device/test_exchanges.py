@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from replicas.test_laws import REPLICAS, STEPS, VARIANTS, Replica, config_of, trained
-from replicas.together import together
 from thinwire.config.registry import EXCHANGES
 from thinwire.replicas.peers import Peers
+from thinwire.testing.exchange_laws import REPLICAS, STEPS, Replica, config_of_variant, trained, variants_of_exchanges
+from thinwire.testing.together import together
+from thinwire.util.device import choose_device
+
+VARIANTS = variants_of_exchanges()
 
 
 @pytest.mark.parametrize("name, options", VARIANTS, ids=str)
 def test_replicas_end_with_the_parameters_of_the_cpu(strict, name, options):
-    config = config_of(name, options)
-    there = replace(config, device="strict")
+    config, device = config_of_variant(name, options), choose_device("strict")
 
     def stopped(peers: Peers) -> Replica:
-        return Replica(there, peers).run(range(3)).resumed(there).run(range(3, STEPS))
+        return Replica(config, peers, device).run(range(3)).resumed(config).run(range(3, STEPS))
 
     for one, other in zip(trained(config), together(REPLICAS, stopped), strict=True):
         for parameter, tensor in one.named.items():

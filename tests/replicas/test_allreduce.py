@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from replicas.together import together
 from thinwire.bits.packing import make_packing
 from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ReplicasConfig, RunConfig
 from thinwire.replicas.allreduce import mean
 from thinwire.replicas.exchange import make_exchange
+from thinwire.testing.together import together
 
 
 def numbers(replica: int, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from replicas.together import together
 from thinwire.bits.sparse import Sparse
 from thinwire.config.options import options_from_spec
 from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
 from thinwire.replicas.gravac import COMPRESSORS, Controller, GraVAC, GraVACOptions, Rules, anywhere, ladder, saturated, top
 from thinwire.replicas.peers import Peers
+from thinwire.testing.together import together
 
 pytestmark = pytest.mark.usefixtures("brisk")
 SHAPES = {"wide": (24, 32), "narrow": (160, 2), "small": (5, 5), "vector": (300,)}

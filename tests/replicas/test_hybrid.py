@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from helpers import TINY
-from replicas.together import together
 from thinwire.bits.grid import make_grid
 from thinwire.bits.packing import make_packing
 from thinwire.codecs.build import codec_defaults, make_codec
@@ -17,6 +16,7 @@ from thinwire.config.sections import PipelineConfig, ReplicasConfig, RunConfig
 from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.hybrid import PRESETS, Hybrid
 from thinwire.replicas.peers import Peers
+from thinwire.testing.together import together
 
 SHAPES = {"matrix": (64, 512), "vector": (512,)}
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers import TINY, make_pipeline, random_ids
-from replicas.together import together
 from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
 from thinwire.model.ends import Context
@@ -18,6 +17,7 @@ from thinwire.optim.optimizers import StageOptimizer, rate_factor
 from thinwire.pipeline.inprocess import Pipeline
 from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.ist import deal, gain, keep_block, own_block, partition, put_block, quotas, read_shares, writing_gains
+from thinwire.testing.together import together
 
 SMALL = replace(TINY, layers=2, context=6)
 EVEN = replace(SMALL, kv_heads=4)

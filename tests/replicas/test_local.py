@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from replicas.together import together
 from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ReplicasConfig, RunConfig, TrainConfig
 from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.local import Local
+from thinwire.testing.together import together
 
 SHAPES = {"matrix": (6, 9), "gains": (5,), "table": (11, 4)}
 

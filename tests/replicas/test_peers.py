@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from replicas.together import together
 from thinwire.replicas.graph import make_graph
 from thinwire.replicas.peers import CHUNK_BYTES, LARGEST, LENGTH, Peers
+from thinwire.testing.together import together
 
 
 @pytest.mark.parametrize("graph", ["complete", "ring", "0-1,1-2,1-3"])

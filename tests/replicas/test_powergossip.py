@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from replicas.together import together
 from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ReplicasConfig, RunConfig, TrainConfig
 from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.graph import Graph, make_graph
 from thinwire.replicas.powergossip import PowerGossip, directions_drawn, goes_forward, orthonormal, part, product
+from thinwire.testing.together import together
 
 RING = make_graph("ring", 8)
 SHARE = 1 / 3

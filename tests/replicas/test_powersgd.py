@@ -12,12 +12,12 @@ import torch
 
 from patience import HANG
 from replicas import referee
-from replicas.together import together
 from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig
 from thinwire.replicas.exchange import make_exchange
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.powersgd import PowerSGD, added, gram_schmidt, outer_sum
+from thinwire.testing.together import together
 
 Script = Callable[[int, int], dict[str, torch.Tensor]]
 

@@ -17,12 +17,12 @@ from torch import nn
 
 from faults.inject import GO, Fault, train_with
 from patience import HANG
-from replicas.together import together
 from thinwire.config.options import options_from_spec
 from thinwire.config.sections import ModelConfig, ReplicasConfig, RunConfig, TrainConfig
 from thinwire.link.peer import WorkerId
 from thinwire.model.cut import StagePlan
 from thinwire.replicas.exchange import make_exchange
+from thinwire.testing.together import together
 
 STEPS, REPLICAS, SLOW = 12, 4, 3
 METHODS = {

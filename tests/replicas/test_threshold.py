@@ -11,13 +11,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional
 
-from replicas.together import together
 from thinwire.bits.sparse import Sparse
 from thinwire.config.options import options_from_spec
 from thinwire.config.registry import EXCHANGES
 from thinwire.config.sections import RunConfig
 from thinwire.replicas.peers import Peers
 from thinwire.replicas.threshold import HeldThreshold, ThresholdExchange, ThresholdExchangeOptions, choose_sent
+from thinwire.testing.together import together
 
 pytestmark = pytest.mark.usefixtures("brisk")
 SHAPES = {"wide": (24, 32), "narrow": (160, 2), "small": (5, 5), "vector": (300,)}

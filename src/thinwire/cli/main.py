@@ -29,6 +29,7 @@ VERBS = {
     "generate": ("write text with a finished or stopped run", "thinwire.cli.generate:main"),
     "memory": ("say how a stage would fit into a memory budget, and what that costs", "thinwire.cli.memory:main"),
     "compare": ("judge boundary methods or exchanges by time to loss over links", "thinwire.cli.compare:main"),
+    "selftest": ("try codecs, exchanges and a few steps on this machine's device", "thinwire.cli.selftest:main"),
 }
 WITHOUT_TORCH = ("keys", "roster")
 """Verbs that run whatever torch is installed, or none."""

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from patience import HANG
 from thinwire.replicas.graph import Graph, make_graph
 from thinwire.replicas.peers import Peers
+
+HANG = 300.0
+"""Seconds after which a replica that waits for another is given up: a guard against hanging, not a measure."""
 
 
 class QueueWire:
@@ -27,7 +29,8 @@ class QueueWire:
 
 def peers_of(graph: Graph) -> list[Peers]:
     """Join all replicas of a graph; as few messages fit as the seam promises, so a method that fills a wire before it reads hangs."""
-    queues = {(one, other): queue.Queue(maxsize=2) for edge in graph.weights for one, other in (edge, edge[::-1])}
+    ways = [way for edge in graph.weights for way in (edge, edge[::-1])]
+    queues: dict[tuple[int, int], queue.Queue] = {way: queue.Queue(maxsize=2) for way in ways}
     return [
         Peers(replica, graph, {other: QueueWire(queues[replica, other], queues[other, replica]) for other in graph.neighbours(replica)})
         for replica in range(graph.count)
