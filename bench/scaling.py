@@ -4,8 +4,9 @@
     .venv/bin/python bench/scaling.py --next 5       train the next five rows that are missing, in order of value per cost
     .venv/bin/python bench/scaling.py --fit          write bench/results/scaling.json, docs/scaling.md and its plot from the rows there are
 
-Every finished training is a file in bench/results/scaling; one that is stopped begins anew. `--prose 'FOLDER/*.txt'` names the second
-corpus, without which its rows are left out. The grid is in scaling_jobs.py, the fit in scaling_fit.py.
+Every finished training is a file in bench/results/scaling; one that is stopped begins anew. The second corpus, without which its rows are
+left out, is 7 MB of English that anybody can get: `pip download --no-deps --no-binary :all: django==5.2.1`, unpack it, and give
+`--prose 'django-5.2.1/docs/**/*.txt'`. The grid is in scaling_jobs.py, the fit in scaling_fit.py.
 """
 
 from __future__ import annotations

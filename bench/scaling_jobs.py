@@ -65,7 +65,7 @@ class Job:
     @property
     def worth(self) -> float:
         """Return value per cost; the first seed, the first corpus and the compressions of all widths come first."""
-        value = VALUES[self.method] * (0.5 if self.seed else 1) * (0.5 if self.corpus != CORPORA[0] else 1)
+        value = VALUES[self.method] * (0.15 if self.seed else 1) * (0.5 if self.corpus != CORPORA[0] else 1)
         value *= 1.0 if self.compression in (0, 32, 100) else 0.7
         # Steps of narrow networks take nearly as long as those twice as wide: most of it is not arithmetic.
         return value / (self.steps * (128 + self.width) ** 2)
