@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,6 +22,8 @@ SAMPLE_BYTES = 8 << 20
 SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
 GROUP_CHARACTERS = 1 << 21
+Worded = TypeVar("Worded", bound=tuple[str, Any])
+"""A text and what belongs to it."""
 
 
 def train_tokenizer(pieces: Iterable[tuple[str, bool]], total_bytes: int | None, vocabulary: int) -> Tokenizer:
@@ -111,9 +114,9 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Iterable[tuple[str, bool]], limi
                 return
 
 
-def group_pieces(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+def group_pieces(pieces: Iterable[Worded]) -> Iterator[list[Worded]]:
     """Gather pieces to groups of about 2 million characters, enough to keep the tokenizer's threads busy."""
-    group: list[tuple[str, bool]] = []
+    group: list[Worded] = []
     characters = 0
     for piece in pieces:
         group.append(piece)

@@ -22,12 +22,23 @@ class Engine:
     """Run this worker's part of every step."""
 
     def __init__(
-        self, stage: Stage, payloads: Payloads, group: ProcessGroup, microbatch: int, microbatches: int, dtype: Dtype = "fp32"
+        self,
+        stage: Stage,
+        payloads: Payloads,
+        group: ProcessGroup,
+        microbatch: int,
+        microbatches: int,
+        dtype: Dtype = "fp32",
+        rows: int | None = None,
     ) -> None:
-        """Run microbatches of so many sequences, with these payloads at the boundaries of the stage."""
+        """Run microbatches of so many sequences, with these payloads at the boundaries of the stage.
+
+        `rows` are those of a step's whole batch, over all replicas, if ids are marked (`bits/targets.py`).
+        """
         self.stage, self.payloads, self.group = stage, payloads, group
         self.microbatch, self.microbatches = microbatch, microbatches
-        self.module = EngineModule(stage, dtype)
+        self.rows = rows
+        self.module = EngineModule(stage, dtype, rows)
         self.device = self.module.device
         self.batch = microbatch * microbatches
 
@@ -56,12 +67,14 @@ class Engine:
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients of the batch's mean loss; the last stage returns the loss, the others None."""
+        self.module.rows = self.rows
         losses = self._run(batch_BT1, step, first_sample, learning=True)
         return sum(float(loss.detach()) for loss in losses) if self.module.last else None
 
     @torch.no_grad()
-    def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0) -> list[float]:
-        """Return the mean loss of each microbatch on the last stage, nothing on the others."""
+    def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0, rows: int | None = None) -> list[float]:
+        """Return the mean loss of each microbatch on the last stage, nothing on the others; it may be part of a batch of `rows`."""
+        self.module.rows = None if self.rows is None else rows or self.batch
         losses = self._run(batch_BT1, step, first_sample, learning=False)
         return [float(loss) * self.microbatches for loss in losses]
 
