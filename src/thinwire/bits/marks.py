@@ -1,4 +1,4 @@
-"""Marked ids (`targets.py`) as tensors, and their marks as bytes: a bit for each of the T predicted tokens of every row, then the number."""
+"""Marked ids (`targets.py`) as tensors, and their marks as bytes: a bit for each of the T predicted tokens of a row, then the number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from thinwire.bits.raw import Buffer
-from thinwire.bits.targets import MOST, add_number, mark_ids
+from thinwire.bits.targets import add_number, mark_ids
+from thinwire.config.limits import LARGEST_MARKED
 
 NUMBER_BYTES = 4
 
@@ -35,8 +36,8 @@ def unpack_marks(data: Buffer, ids_BT1: Tensor) -> Tensor:
         raise ValueError(f"marks of {len(data)} bytes where {marks_size(batch, time)} were declared for {batch} rows of {time} tokens")
     bits, number = np.frombuffer(data, np.uint8)[:-NUMBER_BYTES], int.from_bytes(data[-NUMBER_BYTES:], "little")
     counts_BT = np.unpackbits(bits, count=batch * time).reshape(batch, time).astype(bool)
-    if not max(1, counts_BT.sum()) <= number <= MOST:
-        raise ValueError(f"{number} tokens count in a batch of which {counts_BT.sum()} came from the stage before; the stages have lost step")
+    if not max(1, counts_BT.sum()) <= number <= LARGEST_MARKED:
+        raise ValueError(f"{number} tokens count in a batch, and {counts_BT.sum()} in these rows of it; the stages have lost step")
     counts_BT1 = np.concatenate((np.ones((batch, 1), bool), counts_BT), axis=1)
     marked_BT1 = mark_ids(ids_BT1.to(torch.int32).numpy(), counts_BT1)
     return torch.from_numpy(add_number(marked_BT1, number))

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-MOST = 2**31 - 1
-"""Most tokens that can count in a batch."""
-
 
 def mark_ids(ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Put the ids that do not count down as their complements."""

@@ -26,7 +26,16 @@ from thinwire.data.rows import LineSource, open_lines
 from thinwire.data.shards import split_shards
 from thinwire.data.source import FileSource, Split, find_files, open_stdlib, open_text
 from thinwire.data.stream import TokenStream, inspect
-from thinwire.data.tokenize import bytes_per_token, check_fits, encode_pieces, end_token, load_tokenizer, train_tokenizer, vocabulary_size
+from thinwire.data.tokenize import (
+    bytes_per_token,
+    check_fits,
+    check_separator,
+    encode_pieces,
+    end_token,
+    load_tokenizer,
+    train_tokenizer,
+    vocabulary_size,
+)
 
 DECODED_TOKENS = 1 << 20
 SPLITS: dict[Split, str] = {"train": "training", "validation": "validation"}
@@ -89,6 +98,7 @@ def _open_shards(paths: list[Path], data: DataConfig, model: ModelConfig, seed: 
     tokenizer = None if data.tokenizer == "train" else load_tokenizer(data.tokenizer)
     if tokenizer is not None:
         check_fits(tokenizer, data.tokenizer, model.vocabulary)
+        check_separator(tokenizer, model.separator)
     fingerprint = cache_key("shards", inspect(train), inspect(validation))
     size = None
     if tokenizer is not None and len(validation):
@@ -106,6 +116,7 @@ def _open_text(source: FileSource | HubSource, data: DataConfig, model: ModelCon
         return train_tokenizer(source.pieces("train"), source.train_bytes, model.vocabulary)
 
     tokenizer = _tokenizer(source.digest, make, data, model, folder, tell)
+    check_separator(tokenizer, model.separator)
     dtype = "<u2" if vocabulary_size(tokenizer) <= 65536 else "<u4"
     text = tokenizer.to_str()
 

@@ -96,6 +96,15 @@ def end_token(tokenizer: Tokenizer) -> int | None:
     return next((number for name in END_NAMES if (number := tokenizer.token_to_id(name)) is not None), None)
 
 
+def check_separator(tokenizer: Tokenizer, separator: int | None) -> None:
+    """Refuse a token to keep documents apart by that is not the one behind each document."""
+    end = end_token(tokenizer)
+    if separator is not None and separator != end:
+        advice = "leave it out" if end is None else f"set --model.separator {end}"
+        ends = "no token" if end is None else f"token {end} ({tokenizer.id_to_token(end)})"
+        raise ValueError(f"model.separator is {separator}, but this tokenizer's documents end with {ends}: {advice}")
+
+
 def encode_pieces(tokenizer: Tokenizer, pieces: Iterable[tuple[str, bool]], limit: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yield ids and the UTF-8 bytes they stand for, an end token after each document, `limit` ids in all."""
     end = end_token(tokenizer)

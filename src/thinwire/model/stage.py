@@ -16,6 +16,7 @@ from thinwire.config.sections import ModelConfig
 from thinwire.model.architecture import find_architecture
 from thinwire.model.block import Dropout, KVCache, Pass
 from thinwire.model.cut import StagePlan, constrained_layers
+from thinwire.model.documents import Documents
 from thinwire.model.ends import Context, Learning, Measuring, Shared, StageCodec
 from thinwire.model.initial import EMBEDDING_STD, OwnGenerator, draw_normal
 from thinwire.model.names import EMBEDDING, HEAD, split_block_name
@@ -174,7 +175,8 @@ class Stage(nn.Module):
     @torch.no_grad()
     def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, cache: KVCache, count: int) -> tuple[Tensor, ...]:
         """Read tokens that follow those in the cache, `count` of them real and the rest padding; return the payload, or (logits,)."""
-        tables = self._tables_at(range(cache.length, cache.length + count))
+        first = cache.length if self.model.separator is None else 0  # documents begin anew, at any place
+        tables = self._tables_at(range(first, cache.length + count))
         padded = tuple(torch.cat((table, table[-1:].expand(ids_BT.shape[1] - count, *table.shape[1:]))) for table in tables)
         output = self._through(ids_BT, payload, replace(context, before_BT=cache.ids_BT), padded, cache)
         cache.read(ids_BT[:, :count])
@@ -206,7 +208,8 @@ class Stage(nn.Module):
         else:
             stream = self._end(self.entries)(payload, ids_BT, context)
         dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
-        each = Pass(tables, dropout, cache)
+        separator, before_BT = self.model.separator, None if cache is None else cache.ids_BT
+        each = Pass(tables, dropout, cache, None if separator is None else Documents(ids_BT, separator, before_BT))
         for layer in self.plan.layers:
             stream = runner.run(partial(self._layer, layer, static, each), stream)
         if self.plan.last:
