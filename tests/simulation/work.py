@@ -91,7 +91,7 @@ class HashEngine:
         set_gradients(self.stage, gradient)
         return loss_of(digest) if plan.last else None
 
-    def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0) -> list[float]:
+    def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0, rows: int | None = None) -> list[float]:
         _, digest = self._forward(batch_BT1, step)
         return [loss_of(digest)] if self.stage.plan.last else []
 

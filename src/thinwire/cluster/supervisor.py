@@ -183,7 +183,8 @@ def process_context() -> ForkServerContext | SpawnContext:
     from multiprocessing.forkserver import ensure_running  # not everywhere
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["thinwire.run.trainer", "thinwire.pipeline.worker"])
+    # torch's pipeline engine with the rest, once for all workers; where torch is another, what fails to import is passed over
+    context.set_forkserver_preload(["thinwire.run.trainer", "thinwire.pipeline.worker", "thinwire.pipeline.torch_engine"])
     # A terminal's Ctrl-C reaches every process. Started like this, the server and the workers ignore it from their first moment on;
     # the supervisor's wish to stop comes through their pipes.
     with interrupts_ignored():

@@ -30,6 +30,7 @@ from thinwire.codecs.base import Codec, CodecOptions, check_width
 from thinwire.codecs.projector import Channels, Frozen, Learned
 from thinwire.config.sections import ModelConfig
 from thinwire.model.cut import StagePlan
+from thinwire.model.documents import places_in_documents
 from thinwire.model.ends import Context
 from thinwire.model.initial import EMBEDDING_STD, draw_normal
 from thinwire.model.names import EMBEDDING
@@ -86,7 +87,7 @@ class Anchor(nn.Module):
             draw_normal(seed, f"{name}.widen_ngrams.{index}", (options.anchor_rank, model.width)) * spread * options.ngram_gain
             for index in range(options.ngrams - 1)
         )
-        self.key = key(seed, layer)
+        self.key, self.separator = key(seed, layer), model.separator
 
     def forward(self, ids_BT: Tensor, before_BT: Tensor | None = None) -> Tensor:
         if before_BT is not None and len(self.ngrams):
@@ -98,8 +99,11 @@ class Anchor(nn.Module):
             anchor_BTD = anchor_BTD @ self.widen + functional.embedding(ids_BT, self.start_VD)
         # Each round folds one more token before into the hash; a place before the sequence counts as a token of its own.
         hashed_BT = mix((ids_BT + self.key) & 0xFFFFFFFF)
+        places_BT = None if self.separator is None else places_in_documents(ids_BT, self.separator)
         for distance, (rows, widen) in enumerate(zip(self.ngrams, self.widen_ngrams, strict=True), start=1):
             before_BT = functional.pad(ids_BT, (distance, 0), value=-1)[:, : ids_BT.shape[1]]
+            if places_BT is not None:  # so does one of another document
+                before_BT = before_BT.masked_fill(places_BT < distance, -1)
             hashed_BT = mix((hashed_BT + (before_BT + 2) * 0x9E3779) & 0xFFFFFFFF)
             anchor_BTD = anchor_BTD + functional.embedding(hashed_BT % len(rows), rows) @ widen
         return anchor_BTD

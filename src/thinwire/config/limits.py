@@ -25,6 +25,8 @@ LARGEST: tuple[tuple[int, str], ...] = (
     (10**15, "data.max_tokens"),
 )
 """The largest values, far beyond what anyone trains: a slip of the finger is refused before a loop or an allocation meets it."""
+LARGEST_MARKED = 2**31 - 1
+"""Most tokens of a step of which only some count in the loss."""
 LARGEST_STEP = 2**32
 """Most tokens of a step."""
 LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -73,6 +75,12 @@ def check_numbers(config: RunConfig) -> None:
         )
     if model.free_layers is not None and model.free_layers > model.layers:
         raise ValueError(f"model.free_layers is {model.free_layers}, the model has {model.layers} layers; choose 0 to {model.layers}")
+    if model.separator is not None and not 0 <= model.separator < model.vocabulary:
+        raise ValueError(f"model.separator is {model.separator}; it is one of the tokens, 0 to {model.vocabulary - 1}")
+    if config.data.marked and tokens > LARGEST_MARKED:
+        raise ValueError(
+            f"train.batch and model.context make {tokens:,} tokens per step; with data.loss completions choose at most {LARGEST_MARKED:,}"
+        )
     if config.memory.budget is not None:
         read_size(config.memory.budget)
 

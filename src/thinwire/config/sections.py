@@ -85,6 +85,8 @@ class ModelConfig:
     """RMSNorm with gains on each branch's output. Leaves the subspace."""
     tied_head: bool = False
     """Use the embedding as output head. Leaves the subspace."""
+    separator: int | None = None
+    """Token that ends a document: attention does not cross it, positions begin anew behind it; unset: a window is read as one text."""
     logit_cap: float = 0.0
     """Soft cap c of the logits: x becomes c x / sqrt(x^2 + c^2); 0 turns it off."""
 
@@ -107,8 +109,15 @@ class DataConfig:
     """Most tokens taken from the source for each split."""
     cache: str = "~/.cache/thinwire"
     """Folder for trained tokenizers and token files."""
+    loss: Literal["all", "completions"] = "all"
+    """Tokens that count in the loss. `completions`: the source is JSON lines, or a dataset, of prompt and completion or of messages."""
     everywhere: bool = False
     """Every stage reads the data itself, so that no token ids have to cross the boundaries."""
+
+    @property
+    def marked(self) -> bool:
+        """Tell whether ids say which of them count in the loss."""
+        return self.loss == "completions"
 
 
 @dataclass(frozen=True, kw_only=True)

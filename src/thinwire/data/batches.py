@@ -10,6 +10,7 @@ import hashlib
 
 import numpy as np
 
+from thinwire.bits.targets import add_number, count_targets
 from thinwire.data.stream import TokenStream
 
 ROUNDS = 8
@@ -37,6 +38,9 @@ def permute(position: int, size: int, key: str) -> int:
 class Windows:
     """Cut a stream into windows of T+1 tokens at stride T."""
 
+    marked = False
+    """Whether its ids say which of them count in the loss."""
+
     def __init__(self, stream: TokenStream, context: int, name: str) -> None:
         if len(stream) < context + 1:
             raise ValueError(
@@ -49,6 +53,11 @@ class Windows:
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens there are."""
+        return len(self.stream)
 
     def read(self, position: int) -> np.ndarray:
         """Return window `position`, int64 of T+1."""
@@ -79,7 +88,14 @@ class Batches:
         epoch, position = divmod(index, len(self.windows))
         return self.windows.read(permute(position, len(self.windows), f"{self.seed}/{epoch}"))
 
-    def batch(self, first_index: int, count: int) -> np.ndarray:
-        """Return samples `first_index` to `first_index + count`, int64 of B x (T+1)."""
+    def batch(self, first_index: int, count: int, step: range | None = None) -> np.ndarray:
+        """Return samples `first_index` to `first_index + count`, int64 of B x (T+1); marked ones B x (T+2), see `bits/targets.py`.
+
+        `step` are the samples of the whole step, of all replicas, if that is more.
+        """
         assert count >= 1, count
-        return np.stack([self.sample(first_index + offset) for offset in range(count)])
+        own = np.stack([self.sample(first_index + offset) for offset in range(count)])
+        if not self.windows.marked:
+            return own
+        others = () if step is None else (index for index in step if not first_index <= index < first_index + count)
+        return add_number(own, count_targets(own) + sum(count_targets(self.sample(index)[None]) for index in others))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thinwire.data.rows import Row
 from thinwire.data.source import Split, in_validation
 from thinwire.util.files import files_below
 
@@ -31,17 +32,21 @@ class HubSource:
 
     def pieces(self, split: Split) -> Iterator[tuple[str, bool]]:
         """Yield the texts of a split, each a whole document."""
+        for _, row in self.rows(split):
+            text = self._text(row)
+            if text:
+                yield text, True
+
+    def rows(self, split: Split) -> Iterator[Row]:
+        """Yield the rows of a split."""
         splits = self._load()
         if "train" not in splits:
             raise ValueError(f"data.source {self.name!r} has the splits {sorted(splits)}, but no 'train': use a dataset that has one")
         own = next((name for name in ("validation", "test") if name in splits), None)
         documents = splits["train"] if split == "train" or own is None else splits[own]
         for number, row in enumerate(documents):
-            if own is None and in_validation(str(number)) != (split == "validation"):
-                continue
-            text = self._text(row)
-            if text:
-                yield text, True
+            if own is not None or in_validation(str(number)) == (split == "validation"):
+                yield f"{self.name} row {number + 1}", row
 
     def _text(self, row: dict[str, Any]) -> str:
         """Return the text of a row, empty where the column holds nothing."""

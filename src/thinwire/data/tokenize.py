@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,6 +22,8 @@ SAMPLE_BYTES = 8 << 20
 SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
 GROUP_CHARACTERS = 1 << 21
+Worded = TypeVar("Worded", bound=tuple[str, Any])
+"""A text and what belongs to it."""
 
 
 def train_tokenizer(pieces: Iterable[tuple[str, bool]], total_bytes: int | None, vocabulary: int) -> Tokenizer:
@@ -93,6 +96,15 @@ def end_token(tokenizer: Tokenizer) -> int | None:
     return next((number for name in END_NAMES if (number := tokenizer.token_to_id(name)) is not None), None)
 
 
+def check_separator(tokenizer: Tokenizer, separator: int | None) -> None:
+    """Refuse a token to keep documents apart by that is not the one behind each document."""
+    end = end_token(tokenizer)
+    if separator is not None and separator != end:
+        advice = "leave it out" if end is None else f"set --model.separator {end}"
+        ends = "no token" if end is None else f"token {end} ({tokenizer.id_to_token(end)})"
+        raise ValueError(f"model.separator is {separator}, but this tokenizer's documents end with {ends}: {advice}")
+
+
 def encode_pieces(tokenizer: Tokenizer, pieces: Iterable[tuple[str, bool]], limit: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yield ids and the UTF-8 bytes they stand for, an end token after each document, `limit` ids in all."""
     end = end_token(tokenizer)
@@ -111,9 +123,9 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Iterable[tuple[str, bool]], limi
                 return
 
 
-def group_pieces(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+def group_pieces(pieces: Iterable[Worded]) -> Iterator[list[Worded]]:
     """Gather pieces to groups of about 2 million characters, enough to keep the tokenizer's threads busy."""
-    group: list[tuple[str, bool]] = []
+    group: list[Worded] = []
     characters = 0
     for piece in pieces:
         group.append(piece)

@@ -46,7 +46,7 @@ from thinwire.run.evaluate import validation_batch
 from thinwire.run.saved import TOKENIZER_FILE
 from thinwire.util.checkpoint_name import checkpoint_name
 
-OURS_TO_CHOOSE = ("context", "free_layers", "dropout", "output_dropout")
+OURS_TO_CHOOSE = ("context", "free_layers", "dropout", "output_dropout", "separator")
 """Settings of [model] that change no weight, so that they need not be the folder's."""
 REFUSED = {
     "resume": "an imported run is new",

@@ -38,7 +38,7 @@ def validation_windows(config: RunConfig, run: Path, sequences: int) -> Tensor:
     """Return validation sequences of the run's own source, read through the tokenizer in its folder."""
     data = config.data
     refuse_other_tokenizer(run, data)
-    if (run / TOKENIZER_FILE).is_file():
+    if (run / TOKENIZER_FILE).is_file() and not data.marked:  # a chat template lies beside the tokenizer that was named
         data = replace(data, tokenizer=str(run / TOKENIZER_FILE))
     microbatch = config.microbatch
     return validation_batch(open_data(data, config.model, config.seed), sequences, microbatch)

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
+from thinwire.data.chat import KEPT_FOLDER
 from thinwire.data.tokenize import end_token, load_tokenizer
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, TOKENS, read_object
 from thinwire.hf.links import copy_file, has_file
 from thinwire.run.saved import TOKENIZER_FILE
 
-KEPT_FOLDER = "imported"
-"""Folder in a run that was imported: the small files that came with the model and go out again with it."""
 OF_TOKENS = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 OTHERS = ("chat_template.json", "tokenizer.model", "vocab.json", "merges.txt", "generation_config.json", CONFIG_JSON)
 KEPT = (*OF_TOKENS, *OTHERS)

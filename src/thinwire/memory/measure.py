@@ -173,7 +173,7 @@ def observe(stage: Stage, codec: Codec, config: RunConfig, batch: int) -> BlockP
     observer, before = BlockProfiler(stage), (stage.runner, stage.entries, stage.exits)
     stage.runner, stage.entries, stage.exits = observer, copy.deepcopy(stage.entries), copy.deepcopy(stage.exits)
     try:
-        module = EngineModule(stage, config.train.dtype)
+        module = EngineModule(stage, config.train.dtype, config.train.batch if config.data.marked else None)
         ids, *payload = example_inputs(module, payloads_of(module.stage, codec, batch), batch)
         module(ids, *payload, samples_B=torch.arange(batch, device=ids.device))
     finally:

@@ -43,6 +43,12 @@ def _corpus(event: Mapping[str, Any]) -> str:
     )
 
 
+def _examples(event: Mapping[str, Any]) -> str:
+    text = f"{event['examples']:,} examples to train on in {event['windows']:,} windows"
+    cut = f"; {event['cut']:,} are longer than model.context and were cut" if event["cut"] else ""
+    return text + cut + (f"; {event['left_out']:,} were left out: no answer within model.context" if event["left_out"] else "")
+
+
 def _silent(event: Mapping[str, Any]) -> str:
     problem = f" ({event['problem']})" if event["problem"] else ""
     return f"no word from {event['silent']} since {event['since']}{problem}; giving up in {duration(event['left'])}"
@@ -68,6 +74,7 @@ def _kept(event: Mapping[str, Any]) -> str:
 WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "reading": lambda event: f"reading {event['reading']}",
     "tokenising": lambda event: f"tokenising {event['tokenising']}: once, it is kept in {event['cache']}",
+    "examples": _examples,
     "awaiting": lambda event: f"waiting for {event['awaiting']} to read the data",
     "corpus": _corpus,
     "listening": lambda event: f"listening on {event['listening']}",

@@ -19,7 +19,7 @@ from thinwire.model.cut import cut_layers
 FIRST = WorkerId(0, 0)
 COMMON = frozenset({"loss", "gradient_norm", "rate", "seconds", "tokens", "tokens_per_second", "val_loss"})
 """Values that every stage gives alike; the trackers take them from stage 0."""
-OF_FIRST = frozenset({"reading", "tokenising", "corpus", "kept", "stopped_by"})
+OF_FIRST = frozenset({"reading", "tokenising", "examples", "corpus", "kept", "stopped_by"})
 """Events that the first stage tells for everyone."""
 COLUMNS = {"stage": 6, "layers": 8, "step": 8, "compute": 9, "encode": 8, "wait": 7, "decode": 8, "to next": 12, "to previous": 12}
 """Headings of a line per stage, and the room each takes."""

@@ -34,6 +34,7 @@ INGREDIENTS: tuple[str, ...] = (
     "output_dropout",
     "norm_reorder",
     "branch_norm_gains",
+    "separator",
 )
 """Settings of `[model]` that an architecture may have or not; those that shape embedding and head are the stage's, so all have them."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.model.documents import Documents
 from thinwire.model.noise import sample_keys, uniform
 
 
@@ -20,6 +21,8 @@ class Pass:
     dropout: Callable[[Tensor, float, int, int], Tensor]
     cache: KVCache | None = None
     """What was read before, when text is written token by token; none in training, where a sequence is read as a whole."""
+    documents: Documents | None = None
+    """Where documents begin, if `model.separator` keeps them apart; rows of `tables` are then those of places in a document."""
 
 
 class KVCache:

@@ -25,6 +25,8 @@ class Context:
     training: bool = True
     before_BT: Tensor | None = None
     """Ids that came before these, when text is written token by token."""
+    rows: int | None = None
+    """Rows of the whole batch where only some tokens count in the loss, and ids are marked (`bits/targets.py`)."""
     kept: dict[str, Tensor] = field(default_factory=dict, compare=False)
     """What a stage's entry keeps for its exit; on the first stage `embedded`, the tokens' embeddings."""
 

@@ -16,11 +16,13 @@ from thinwire.config.sections import ModelConfig
 from thinwire.model.architecture import find_architecture
 from thinwire.model.block import Dropout, KVCache, Pass
 from thinwire.model.cut import StagePlan, constrained_layers
+from thinwire.model.documents import Documents
 from thinwire.model.ends import Context, Learning, Measuring, Shared, StageCodec
 from thinwire.model.initial import EMBEDDING_STD, OwnGenerator, draw_normal
 from thinwire.model.names import EMBEDDING, HEAD, split_block_name
 from thinwire.model.noise import key
 from thinwire.model.stream import Stream
+from thinwire.model.targets import Targets, split_marked
 
 
 class Runner:
@@ -165,15 +167,16 @@ class Stage(nn.Module):
         """Turn ids and the payload received into the payload to send, or into (mean loss,) on the last stage."""
         runner = self.runner if torch.is_grad_enabled() else PLAIN
         with runner.microbatch(context.step, (ids_BT1, *payload)):
-            ids_BT = ids_BT1[:, :-1]
+            ids_BT, targets = split_marked(ids_BT1, context.rows)
             whole = ids_BT.shape[1] == self.model.context  # tables may depend on the length of the sequence
             tables = self.tables if whole else self._tables_at(range(ids_BT.shape[1]))
-            return self._through(ids_BT, payload, context, tables, runner=runner, targets_BT=ids_BT1[:, 1:])
+            return self._through(ids_BT, payload, context, tables, runner=runner, targets=targets)
 
     @torch.no_grad()
     def read(self, ids_BT: Tensor, payload: tuple[Tensor, ...], context: Context, cache: KVCache, count: int) -> tuple[Tensor, ...]:
         """Read tokens that follow those in the cache, `count` of them real and the rest padding; return the payload, or (logits,)."""
-        tables = self._tables_at(range(cache.length, cache.length + count))
+        first = cache.length if self.model.separator is None else 0  # documents begin anew, at any place
+        tables = self._tables_at(range(first, cache.length + count))
         padded = tuple(torch.cat((table, table[-1:].expand(ids_BT.shape[1] - count, *table.shape[1:]))) for table in tables)
         output = self._through(ids_BT, payload, replace(context, before_BT=cache.ids_BT), padded, cache)
         cache.read(ids_BT[:, :count])
@@ -195,7 +198,7 @@ class Stage(nn.Module):
         tables: tuple[Tensor, ...],
         cache: KVCache | None = None,
         runner: Runner = PLAIN,
-        targets_BT: Tensor | None = None,
+        targets: Targets | None = None,
     ) -> tuple[Tensor, ...]:
         """Go through entry, layers and exit: return the payload to send, or (logits,) on the last stage, or (loss,) given targets."""
         context = replace(context, kept={})
@@ -205,11 +208,12 @@ class Stage(nn.Module):
         else:
             stream = self._end(self.entries)(payload, ids_BT, context)
         dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
-        each = Pass(tables, dropout, cache)
+        separator, before_BT = self.model.separator, None if cache is None else cache.ids_BT
+        each = Pass(tables, dropout, cache, None if separator is None else Documents(ids_BT, separator, before_BT))
         for layer in self.plan.layers:
             stream = runner.run(partial(self._layer, layer, static, each), stream)
         if self.plan.last:
-            stream = runner.run(partial(self._finish, static, targets_BT), stream)
+            stream = runner.run(partial(self._finish, static, targets), stream)
         static.forget()
         return (stream,) if self.plan.last else self._end(self.exits)(stream, ids_BT, context)
 
@@ -220,14 +224,14 @@ class Stage(nn.Module):
         read = partial(self.stream.read, static=static()) if layer < self.constrained else _as_it_is
         return self.layers[str(layer)](stream, read, each)
 
-    def _finish(self, static: Static, targets_BT: Tensor | None, stream: Tensor) -> Tensor:
+    def _finish(self, static: Static, targets: Targets | None, stream: Tensor) -> Tensor:
         """Return the logits, or their mean loss where targets are given."""
         if self.constrained == self.model.layers:
             stream = self.stream.open(stream, static())
         logits = self.head(self.norm(stream)).to(self.dtype)
         if cap := self.model.logit_cap:
             logits = cap * logits * torch.rsqrt(logits.square() + cap**2)
-        return logits if targets_BT is None else functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+        return logits if targets is None else targets.loss(logits)
 
     def owned(self) -> list[Shared]:
         """List what this stage's exit owns and shares with the next stage."""

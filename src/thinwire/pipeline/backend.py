@@ -64,9 +64,11 @@ class BoundaryForm:
     """What the link may carry, in epoch 0."""
 
 
-def boundary_form(codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, known_ids: bool = False) -> BoundaryForm:
+def boundary_form(
+    codec: Codec, batch: int, context: int, microbatches: int, *, downstream: bool, known_ids: bool = False, marked: bool = False
+) -> BoundaryForm:
     """Derive the form of the boundary to the next stage (`downstream`) or the previous one from the codec there."""
-    each = slots(codec, batch, context, known_ids=known_ids)
+    each = slots(codec, batch, context, known_ids=known_ids, marked=marked)
     forward, backward = (tuple(map(form, each[direction])) for direction in DIRECTIONS)
     travelling = tuple(one for one, slot in zip(forward, each["forward"], strict=True) if not slot.known)
     flows = Flow.constant(travelling, microbatches), Flow.constant(backward, microbatches, consecutive=False)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.bits.marks import marks_size, pack_marks, plain_ids, unpack_marks
 from thinwire.bits.raw import Buffer, Direction, TensorSpec, from_raw_bytes, raw_bytes
 from thinwire.codecs.base import Codec, WireSpec
 from thinwire.pipeline.meter import Meter
@@ -31,9 +32,11 @@ def ids_spec(batch: int, time: int, vocabulary: int, exact: bool = True) -> Tens
     return TensorSpec(raw.shape, raw.dtype, raw.forward_bytes, 0, exact)
 
 
-def ids_slot(codec: Codec, batch: int, time: int, *, known: bool = False) -> Slot:
+def ids_slot(codec: Codec, batch: int, time: int, *, known: bool = False, marked: bool = False) -> Slot:
     """Describe the ids that ride forward, time + 1 per sequence; those that the receiver knows do not travel."""
-    return Slot(ids_spec(batch, time, codec.model.vocabulary, codec.exact_ids), None, "forward", known)
+    spec = ids_spec(batch, time, codec.model.vocabulary, codec.exact_ids)
+    marks = marks_size(batch, time) if marked else 0
+    return Slot(replace(spec, forward_bytes=spec.forward_bytes + marks), None, "forward", known, marks)
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,21 @@ class Slot:
     direction: Direction
     known: bool = False
     """Whether the receiver has it by itself, and it takes no byte."""
+    marks: int = 0
+    """Bytes behind ids that say which of them count in the loss."""
 
     def pack(self, codec: Codec, tensor: Tensor) -> bytes:
+        if self.marks:
+            return replace(self, marks=0).pack(codec, plain_ids(tensor[:, :-1])) + pack_marks(tensor)
         if self.index is None:
             ids = tensor.to(self.spec.dtype)
             return codec.pack_ids(ids) if self.direction == "forward" else raw_bytes(ids)
         return codec.pack(self.index, tensor, self.direction)
 
     def unpack(self, codec: Codec, data: Buffer) -> Tensor:
+        if self.marks:
+            plain = replace(self, spec=replace(self.spec, forward_bytes=self.spec.forward_bytes - self.marks), marks=0)
+            return unpack_marks(data[-self.marks :], plain.unpack(codec, data[: -self.marks]))
         if self.index is None:
             ids = codec.unpack_ids(data, self.spec) if self.direction == "forward" else from_raw_bytes(data, self.spec)
             return checked_ids(ids, codec.model.vocabulary)
@@ -69,9 +79,9 @@ def checked_ids(ids_BT1: Tensor, vocabulary: int) -> Tensor:
     return ids_BT1
 
 
-def slots(codec: Codec, batch: int, context: int, *, known_ids: bool = False) -> dict[Direction, tuple[Slot, ...]]:
+def slots(codec: Codec, batch: int, context: int, *, known_ids: bool = False, marked: bool = False) -> dict[Direction, tuple[Slot, ...]]:
     """List what crosses a boundary for one microbatch: ids, unless all stages know them, and payload forward, its gradient backward."""
-    tensors, ids = codec.spec(batch, context).tensors, ids_slot(codec, batch, context, known=known_ids)
+    tensors, ids = codec.spec(batch, context).tensors, ids_slot(codec, batch, context, known=known_ids, marked=marked)
     forward, backward = (tuple(Slot(spec, index, way) for index, spec in enumerate(tensors)) for way in DIRECTIONS)
     return {"forward": (ids, *forward), "backward": backward}
 
@@ -80,13 +90,20 @@ class Boundary:
     """Carry payloads of one fixed form."""
 
     def __init__(
-        self, codec: Codec, batch: int, time: int, ends: tuple[nn.Module, nn.Module] | None = None, *, known_ids: bool = False
+        self,
+        codec: Codec,
+        batch: int,
+        time: int,
+        ends: tuple[nn.Module, nn.Module] | None = None,
+        *,
+        known_ids: bool = False,
+        marked: bool = False,
     ) -> None:
         """Join the exit of one stage and the entry of the next, which a codec that learns at its ends must be given."""
         exit, entry = (codec, codec) if ends is None else map(codec.with_end, ends)
         self.packing = {"forward": exit, "backward": entry}
         self.unpacking = {"forward": entry, "backward": exit}
-        each = slots(codec, batch, time, known_ids=known_ids)
+        each = slots(codec, batch, time, known_ids=known_ids, marked=marked)
         self.ids_slot, *payload = each["forward"]
         self.payload = {"forward": payload, "backward": each["backward"]}
         self.spec: WireSpec = codec.spec(batch, time)

@@ -46,9 +46,9 @@ def evaluate_by_stage(config: RunConfig, windows_NT1: Tensor, fill: Fill, *, ste
         boundary = None
         if boundaries and not stage.plan.last:
             assert stage.exit is not None  # both ends know the same: one is enough
-            boundary = Boundary(codec.at(stage.plan.layers.stop), microbatch, windows_NT1.shape[1] - 1, (stage.exit, stage.exit))
+            boundary = Boundary(codec.at(stage.plan.layers.stop), microbatch, config.model.context, (stage.exit, stage.exit))
         for number, part in enumerate(rows):
-            context = Context(step, samples_N[part], training=False)
+            context = Context(step, samples_N[part], training=False, rows=len(windows_NT1) if config.data.marked else None)
             with torch.autocast("cpu", torch.bfloat16, enabled=config.train.dtype == "bf16"):
                 payloads[number] = stage(windows_NT1[part], payloads[number], context)
             if boundary is not None:

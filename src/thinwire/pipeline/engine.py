@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,9 +21,8 @@ from thinwire.pipeline.order import compute_order, fixed_depth
 from thinwire.pipeline.own_engine import OwnExecutor
 from thinwire.pipeline.schedule import ScheduleName
 from thinwire.util.device import synchronize
-from thinwire.util.versions import choose_engine
 
-if choose_engine("auto", torch.__version__) == "torch":  # else its names may be missing; at the top: workers are forked from what has it
+if TYPE_CHECKING:
     from thinwire.pipeline.torch_engine import TorchExecutor
 
 
@@ -40,20 +40,26 @@ class Engine:
         microbatch: int,
         microbatches: int,
         dtype: Dtype = "fp32",
+        rows: int | None = None,
     ) -> None:
         """Run microbatches of so many sequences, with these payloads at the boundaries of the stage.
 
         The way to the neighbours decides who runs them: torch's engine over a process group, our own over ports.
+        `rows` are those of a step's whole batch, over all replicas, if ids are marked (`bits/marks.py`).
         """
         self.stage, self.payloads, self.way = stage, payloads, way
         self.microbatch, self.microbatches = microbatch, microbatches
-        self.module = EngineModule(stage, dtype)
+        self.rows = rows
+        self.module = EngineModule(stage, dtype, rows)
         self.device = self.module.device
         self.batch = microbatch * microbatches
 
     def rebuild(self, schedule: ScheduleName, in_flight: Sequence[int]) -> None:
         """Make what runs the schedule anew; needed at the start and after any exception."""
         if not isinstance(self.way, Mapping):
+            # Not at the top: it takes as long to import as torch itself, and only workers need it; they are forked from what has it.
+            from thinwire.pipeline.torch_engine import TorchExecutor
+
             form = self.microbatch, self.microbatches, schedule, in_flight
             self.executor = TorchExecutor(self.module, self.payloads, self.way, *form, self._share)
             return
@@ -84,12 +90,14 @@ class Engine:
 
     def step(self, batch_BT1: Tensor | None, step: int, first_sample: int) -> float | None:
         """Accumulate this stage's gradients of the batch's mean loss; the last stage returns the loss, the others None."""
+        self.module.rows = self.rows
         losses = self._run(batch_BT1, step, first_sample, learning=True)
         return sum(float(loss.detach()) for loss in losses) if self.module.last else None
 
     @torch.no_grad()
-    def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0) -> list[float]:
-        """Return the mean loss of each microbatch on the last stage, nothing on the others."""
+    def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0, rows: int | None = None) -> list[float]:
+        """Return the mean loss of each microbatch on the last stage, nothing on the others; it may be part of a batch of `rows`."""
+        self.module.rows = None if self.rows is None else rows or self.batch
         losses = self._run(batch_BT1, step, first_sample, learning=False)
         return [float(loss) * self.microbatches for loss in losses]
 

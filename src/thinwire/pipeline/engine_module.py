@@ -21,15 +21,21 @@ Payloads = Mapping[int, Sequence[TensorSpec]]
 class EngineModule(nn.Module):
     """Call a stage with the context of each microbatch."""
 
-    def __init__(self, stage: Stage, dtype: Dtype) -> None:
+    def __init__(self, stage: Stage, dtype: Dtype, rows: int | None = None) -> None:
+        """Take marked ids of a batch of so many rows, or plain ones."""
         super().__init__()
         self.stage, self.last, self.device, self.loss_dtype = stage, stage.plan.last, stage.device, stage.dtype
-        self.step = 0
+        self.step, self.rows = 0, rows
         self.learning = True
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == "bf16")
 
+    @property
+    def ids_width(self) -> int:
+        """Return how many numbers a sequence's ids take: one more than it has tokens, and one for their marks."""
+        return self.stage.model.context + (1 if self.rows is None else 2)
+
     def forward(self, ids_BT1: Tensor, *payload: Tensor, samples_B: Tensor) -> Tensor | tuple[Tensor, ...]:
-        context = Context(self.step, samples_B, self.learning)
+        context = Context(self.step, samples_B, self.learning, rows=self.rows)
         with self.autocast:
             output = self.stage(ids_BT1.long(), payload, context)
         # torch compares the strides of what is sent with the declared ones
@@ -45,7 +51,7 @@ def payloads_of(stage: Stage, codec: Codec, batch: int) -> Payloads:
 
 def example_inputs(module: EngineModule, payloads: Payloads, batch: int) -> tuple[Tensor, ...]:
     """Return tensors of the form a stage receives: ids, and behind the first stage a payload."""
-    ids = torch.zeros(batch, module.stage.model.context + 1, dtype=IDS_DTYPE, device=module.device)
+    ids = torch.full((batch, module.ids_width), 0 if module.rows is None else 1, dtype=IDS_DTYPE, device=module.device)
     return (ids, *example_payload(payloads.get(-1, ()), module.device))
 
 

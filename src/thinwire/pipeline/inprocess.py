@@ -35,8 +35,8 @@ def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
-    microbatch = config.microbatch
-    return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype, known_ids=config.data.everywhere)
+    form, data = (config.microbatch, config.model.context, config.train.dtype), config.data
+    return Pipeline(stages, codec, *form, known_ids=data.everywhere, marked=data.marked)
 
 
 def ends_between(before: Stage, behind: Stage) -> tuple[nn.Module, nn.Module]:
@@ -55,15 +55,25 @@ class Pipeline:
     """Run microbatches through the stages and their boundaries."""
 
     def __init__(
-        self, stages: list[Stage], codec: Codec, microbatch: int, time: int, dtype: Dtype = "fp32", *, known_ids: bool = False
+        self,
+        stages: list[Stage],
+        codec: Codec,
+        microbatch: int,
+        time: int,
+        dtype: Dtype = "fp32",
+        *,
+        known_ids: bool = False,
+        marked: bool = False,
     ) -> None:
         if len({stage.stream.fingerprint() for stage in stages}) != 1:
             raise ValueError("the stages do not agree on basis and fixed features; start them from the same seed and settings")
         self.stages = stages
         self.codec = codec
         self.microbatch = microbatch
+        self.marked = marked
+        ids = {"known_ids": known_ids, "marked": marked}
         self.boundaries = [
-            Boundary(codec.at(behind.plan.layers.start), microbatch, time, ends_between(before, behind), known_ids=known_ids)
+            Boundary(codec.at(behind.plan.layers.start), microbatch, time, ends_between(before, behind), **ids)
             for before, behind in pairwise(stages)
         ]
         self.traffic = Traffic([boundary.meter for boundary in self.boundaries])
@@ -127,9 +137,10 @@ class Pipeline:
 
     def _microbatches(self, batch_BT1: Tensor, step: int, first_sample: int, training: bool):
         samples = torch.arange(first_sample, first_sample + len(batch_BT1), device=self.device)
+        whole = len(batch_BT1) if self.marked else None
         for start in range(0, len(batch_BT1), self.microbatch):
             rows = slice(start, start + self.microbatch)
-            yield batch_BT1[rows].to(self.device), Context(step, samples[rows], training)
+            yield batch_BT1[rows].to(self.device), Context(step, samples[rows], training, rows=whole)
 
     def _train(self, ids_BT1: Tensor, context: Context, batch: int) -> Tensor:
         loss, sent, received = self._forward(ids_BT1, context)

@@ -89,10 +89,9 @@ class OwnExecutor:
 
     def _receive(self, port: Port) -> list[Tensor]:
         """Wait for a microbatch's tensors; they get memory of their own, for the graph may keep them until the backward."""
-        dtypes = [IDS_DTYPE if slot.index is None else slot.spec.dtype for slot in port.incoming]
-        tensors = [
-            torch.empty(slot.spec.shape, dtype=dtype, device=self.module.device) for slot, dtype in zip(port.incoming, dtypes, strict=True)
-        ]
+        ids = (self.microbatch, self.module.ids_width), IDS_DTYPE
+        forms = [ids if slot.index is None else (slot.spec.shape, slot.spec.dtype) for slot in port.incoming]
+        tensors = [torch.empty(shape, dtype=dtype, device=self.module.device) for shape, dtype in forms]
         for receipt in [port.post(tensor) for tensor in tensors]:
             receipt.wait()
         return tensors

@@ -83,13 +83,15 @@ class WorkerPipeline:
         own = choose_engine(self.config.pipeline.engine, torch.__version__) == "own"
         way = self.ports if own else open_group(stage.plan.index, stage.plan.count, self.ports, stage.device)
         payloads = {side: form.payload for side, form in self.boundaries.items()}
-        return Engine(stage, payloads, way, self.microbatch, self.config.pipeline.microbatches, self.config.train.dtype)
+        train, rows = self.config.train, self.config.train.batch if self.config.data.marked else None
+        return Engine(stage, payloads, way, self.microbatch, self.config.pipeline.microbatches, train.dtype, rows)
 
     def _boundaries(self) -> dict[int, BoundaryForm]:
         plan, microbatches, context = self.stages[0].plan, self.config.pipeline.microbatches, self.config.model.context
         sides = [side for side, missing in ((-1, plan.first), (1, plan.last)) if not missing]
-        form, known_ids = (self.microbatch, context, microbatches), self.config.data.everywhere
-        return {side: boundary_form(self.cuts[side], *form, downstream=side > 0, known_ids=known_ids) for side in sides}
+        form, data = (self.microbatch, context, microbatches), self.config.data
+        ids = {"known_ids": data.everywhere, "marked": data.marked}
+        return {side: boundary_form(self.cuts[side], *form, downstream=side > 0, **ids) for side in sides}
 
     def open(self, links: Links, group: Control, report: Report = lambda event: None) -> None:
         """Join the other stages over the opened links of an epoch: share basis and parameters, and agree on the schedule.
@@ -192,7 +194,7 @@ class WorkerPipeline:
         total, size = 0.0, self.config.replica_batch
         for start in range(0, rows, size):
             part = None if batch_BT1 is None else _filled(batch_BT1[start : start + size], size)
-            losses = self.engine.evaluate(self._begin(False, part), step, start)
+            losses = self.engine.evaluate(self._begin(False, part), step, start, rows)
             used = min(size, rows - start) // self.microbatch
             total += sum(losses[:used])
         return total * self.microbatch / rows if self.stages[0].plan.last else None

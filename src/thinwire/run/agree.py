@@ -111,7 +111,7 @@ def read_data(training: Training) -> Data:
     training.report({"reading": f"data.source {config.data.source!r}"})
     data = open_data(config.data, config.model, config.seed, training.report)
     if training.group.replica == 0 and training.has_first:
-        tokens = {"corpus": len(data.train.windows.stream), "tokens_per_step": train.batch * config.model.context}
+        tokens = {"corpus": data.train.windows.tokens, "tokens_per_step": train.batch * config.model.context}
         passes = train.steps * train.batch / len(data.train)
         training.report({**tokens, "steps": train.steps, "passes": passes, "limited": train.seconds is not None})
     return data

@@ -62,7 +62,13 @@ def check_codec(config: RunConfig, ranges: list[range]) -> None:
     """Refuse a codec that does not go with the model or its cut."""
     from thinwire.codecs.build import make_codec  # not at the top: it imports torch
 
-    if make_codec(config.codec, config.model).constrains:
+    codec = make_codec(config.codec, config.model)
+    if config.model.separator is not None and len(ranges) > 1 and not codec.by_token:
+        raise ValueError(
+            f"model.separator keeps documents apart, but the codec {config.codec.name!r} looks at a whole sequence at once; choose a codec "
+            "that sends each token by itself, or leave model.separator out"
+        )
+    if codec.constrains:
         constrained_layers(config.model, ranges)
     if len(ranges) > 1 and getattr(config.codec, "from_layer", 0) > ranges[-1].start:
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.bits.targets import add_number, count_targets
 from thinwire.config.sections import RunConfig
 from thinwire.data.open import Data, open_data
 from thinwire.pipeline.inprocess import build_pipeline
@@ -23,14 +24,15 @@ def validation_batch(data: Data, sequences: int, microbatch: int) -> Tensor:
     """Return evenly spaced validation sequences, whole microbatches of them."""
     if sequences < 1:
         raise ValueError(f"sequences is {sequences}; choose 1 or more")
-    windows = torch.from_numpy(data.validation.evenly(max(sequences, microbatch)))
+    windows = data.validation.evenly(max(sequences, microbatch))
     usable = len(windows) // microbatch * microbatch
     if usable == 0:
         raise ValueError(
             f"the validation split has {len(windows)} sequences, a microbatch takes {microbatch}; "
             "give more text, or raise pipeline.microbatches"
         )
-    return windows[:usable]
+    taken = windows[:usable]
+    return torch.from_numpy(add_number(taken, count_targets(taken)) if data.validation.marked else taken)
 
 
 def evaluate_here(config: RunConfig, run: Path, sequences: int) -> dict[str, Any]:

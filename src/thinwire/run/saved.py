@@ -83,7 +83,8 @@ def read_from(config: RunConfig, run: Path, source: str | None = None) -> RunCon
     data = replace(
         config.data,
         source=config.data.source if source is None else source,
-        tokenizer=str(tokenizer) if tokenizer.is_file() else config.data.tokenizer,
+        # a chat template lies beside the tokenizer that was named
+        tokenizer=str(tokenizer) if tokenizer.is_file() and not config.data.marked else config.data.tokenizer,
     )
     return replace(config, data=data)
 

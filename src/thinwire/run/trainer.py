@@ -62,7 +62,8 @@ class Trainer(Training):
         first_sample = step * self.config.train.batch + self.group.replica * self.share
         with self.stop.abandoning(self.group.abandon):
             started = self.runtime.now()
-            batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, self.share))
+            samples = range(step * self.config.train.batch, (step + 1) * self.config.train.batch)
+            batch_BT1 = None if self.data is None else torch.from_numpy(self.data.train.batch(first_sample, self.share, samples))
             loss = self.compute.step(batch_BT1, step, first_sample)
             for optimizer in self.replicated:
                 self.exchange.gradients({name: tensor.grad for name, tensor in optimizer.named.items() if tensor.grad is not None}, step)

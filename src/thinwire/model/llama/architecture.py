@@ -36,6 +36,11 @@ class Decoder(Architecture):
                 f"model.heads is {model.heads}, which does not divide model.width {model.width}; choose {choice}, or set --model.head_dim"
             )
         check_rotary(model)
+        if model.separator is not None and model.rope_kind == "dynamic":
+            raise ValueError(
+                "model.separator lets positions begin anew, and model.rope_kind dynamic turns by the length of a whole sequence; leave one "
+                "of them out"
+            )
         if model.heads % model.kv_heads:
             choice = near_divisors(model.heads, model.kv_heads)
             raise ValueError(f"model.kv_heads is {model.kv_heads}, which does not divide model.heads {model.heads}; choose {choice}")

@@ -45,13 +45,16 @@ class Attention(nn.Module):
         query = self.query_norm(self.query(hidden_BTD).view(batch, time, self.heads, self.head_size)).transpose(1, 2)
         key = self.key_norm(self.key(hidden_BTD).view(batch, time, self.kv_heads, self.head_size)).transpose(1, 2)
         value = self.value(hidden_BTD).view(batch, time, self.kv_heads, self.head_size).transpose(1, 2)
-        cosine, sine = (table_TS[:time].to(query.dtype) for table_TS in each.tables)
+        documents = each.documents
+        rows = (table_TS[:time] if documents is None else documents.rows(table_TS) for table_TS in each.tables)
+        cosine, sine = (row.to(query.dtype) for row in rows)
         query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
         seen = None
         if each.cache is not None:
             key, value = each.cache.extend(self.layer, key, value)
-        if each.cache is not None or (self.window is not None and self.window < time):
+        if each.cache is not None or documents is not None or (self.window is not None and self.window < time):
             seen = visible(time, key.shape[2], self.window, key.device)
+            seen = seen if documents is None else seen & documents.same_B1TT
         grouped = self.kv_heads != self.heads
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped)
         return mixed.transpose(1, 2).reshape(batch, time, -1)
