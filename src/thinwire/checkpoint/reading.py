@@ -20,6 +20,7 @@ from thinwire.checkpoint.layout import Position
 from thinwire.checkpoint.manifest import (
     EXCHANGE,
     OPTIMIZER,
+    base_folder,
     copies_of,
     home_of,
     is_part_of,
@@ -36,6 +37,8 @@ from thinwire.util.files import matching
 from thinwire.util.shown import shown
 
 Tensors = dict[str, Tensor]
+HAVE_BASE = ". Or copy checkpoints/base from a machine that has it, or import the same model again and copy it from there"
+"""What helps when the base of an adapter is missing or damaged."""
 
 
 def load_stages(
@@ -63,6 +66,8 @@ def load_stages(
             refuse_other_cuts(folder, stage, merged)
         parts = [of_stage(stage, merged) for stage in stages]
     states = [taken_out([part], OPTIMIZER) for part in parts]
+    for stage, part in zip(stages, parts, strict=True):
+        part |= base_tensors(folder, stage, manifests[0].get("base"))
     for stage, weights in zip(stages, parts, strict=True):
         refuse_misfit(folder, stage, weights)
     if optimizers is not None and manifests[0]["step"]:  # before the first step there is no state
@@ -78,6 +83,20 @@ def load_stages(
         if optimizers is not None:
             optimizers[index].load_state_tensors(state)
     return position
+
+
+def base_tensors(folder: Path, stage: Stage, digest: str | None) -> Tensors:
+    """Return the frozen weights of a stage, which stand once beside all checkpoints of a run, in whatever shape it was imported in."""
+    if not stage.frozen:
+        return {}
+    home = base_folder(folder)
+    try:
+        manifests, same = needed_manifests(home, [stage], {"base": digest})
+        parts = [read_part(home_of(home, manifest["stage"]), manifest) for manifest in manifests]
+        merged = parts[0] if same else merge(home, parts)
+    except ValueError as error:
+        raise ValueError(f"the frozen weights that the adapter of {folder} belongs to cannot be read: {error}{HAVE_BASE}") from None
+    return {name: merged[name] for name in stage.frozen if name in merged}
 
 
 def needed_manifests(folder: Path, stages: Sequence[Stage], facts: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:

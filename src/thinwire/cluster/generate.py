@@ -67,7 +67,7 @@ def write_stage(
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     layers = ranges[member.stage]
-    stage = build_stage(config.model, ranges, member.stage, codec, config.seed).to(choose_device(config.device))
+    stage = build_stage(config.model, ranges, member.stage, codec, config.seed, config.adapter).to(choose_device(config.device))
     neighbours = member.neighbours("generate")
     try:
         cuts = {-1: layers.start, 1: layers.stop}

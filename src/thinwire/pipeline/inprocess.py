@@ -33,7 +33,7 @@ def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
     """Make the codec, the stages and their boundaries that a config describes."""
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-    stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
+    stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed, config.adapter)]
     microbatch = config.microbatch
     return Pipeline(stages, codec, microbatch, config.model.context, config.train.dtype, known_ids=config.data.everywhere)
 
