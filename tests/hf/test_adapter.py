@@ -163,7 +163,9 @@ def test_checkpoints_hold_the_adapter_alone_and_name_the_base(settings_file, fol
     assert cli.main(["train", "--run", str(run), "--resume", "--train.steps", "6"]) != 0
 
 
-@pytest.mark.parametrize("words", [(), ("--adapter.base_format", "int8"), ("--adapter.dropout", "0.2", "--train.dtype", "bf16")])
+@pytest.mark.parametrize(
+    "words", [(), ("--adapter.base_format", "int8"), ("--adapter.dropout", "0.2", "--train.dtype", "bf16"), ("--codec.name", "hadamard")]
+)
 def test_a_resume_and_a_fork_give_the_bits_of_an_undisturbed_run(settings_file, folder, tmp_path, words):
     whole = go_on(start_run(settings_file, folder, tmp_path / "whole", *words))
     halves = start_run(settings_file, folder, tmp_path / "halves", *words)

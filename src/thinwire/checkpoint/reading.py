@@ -61,14 +61,10 @@ def load_stages(
             f"{folder} holds the state of an exchange between replicas, which belongs to its shape; resume in the shape that it has"
         )
     if not same:
-        merged = merge(folder, parts)
-        for stage in stages:
-            refuse_other_cuts(folder, stage, merged)
-        parts = [of_stage(stage, merged) for stage in stages]
+        parts = in_other_shape(folder, stages, merge(folder, parts))
     states = [taken_out([part], OPTIMIZER) for part in parts]
-    for stage, part in zip(stages, parts, strict=True):
-        part |= base_tensors(folder, stage, manifests[0].get("base"))
     for stage, weights in zip(stages, parts, strict=True):
+        weights |= base_tensors(folder, stage, manifests[0].get("base"))
         refuse_misfit(folder, stage, weights)
     if optimizers is not None and manifests[0]["step"]:  # before the first step there is no state
         told = all("stateless" in manifest for manifest in manifests)
@@ -83,6 +79,13 @@ def load_stages(
         if optimizers is not None:
             optimizers[index].load_state_tensors(state)
     return position
+
+
+def in_other_shape(folder: Path, stages: Sequence[Stage], merged: Tensors) -> list[Tensors]:
+    """Deal the tensors of all parts out to stages of another shape."""
+    for stage in stages:
+        refuse_other_cuts(folder, stage, merged)
+    return [of_stage(stage, merged) for stage in stages]
 
 
 def base_tensors(folder: Path, stage: Stage, digest: str | None) -> Tensors:

@@ -73,7 +73,7 @@ def export(command: ExportCommand) -> str:
     if command.adapter and (not source.config.adapter.rank or command.dtype):
         what = f"--dtype {command.dtype} is for whole networks" if source.config.adapter.rank else f"{command.run} has no adapter"
         raise ValueError(f"--adapter writes the adapter of a run as it is, but {what}; leave one of them out")
-    dtype = chosen_dtype(command, source)
+    dtype = source.dtype if command.adapter else chosen_dtype(command, source)
     losses = measure_run(source.config, command.run, source.fill, step=source.step, plain=reason is None, sequences=command.sequences)
     with new_folder(command.out, "the folder") as folder:
         plain = source if reason else tied_again(source)
@@ -81,16 +81,12 @@ def export(command: ExportCommand) -> str:
             hashes = write_adapter(folder, source)
         else:
             hashes = write_own(folder, source) if reason else write_plain(folder, plain, dtype, limit)
-        write_card(folder / "README.md", command.out.resolve().name, source, losses, reason or dtype)
+        write_card(folder / "README.md", command.out.resolve().name, source, losses, reason or dtype, adapter=command.adapter)
         write_contents(folder, source, reason, hashes)
     title = title_of(source.config.model)
     kind = "is an adapter for peft, beside the model that was imported" if command.adapter else f"is a plain Hugging Face {title} folder"
     kind = kind if reason is None else f"is a thinwire folder and not a plain {title}"
-    why = (
-        f": {reason}; `thinwire eval` and `thinwire generate` read it"
-        if reason
-        else f" in {source.dtype if command.adapter else dtype}".replace("torch.", "")
-    )
+    why = f": {reason}; `thinwire eval` and `thinwire generate` read it" if reason else f" in {dtype}".replace("torch.", "")
     lacking = f"\nnote: without a tokenizer: it is in the run folder of stage 0; copy {TOKENIZER_FILE} into {command.run} and export again"
     lacking = lacking if is_tokenizer_elsewhere(command.run) else ""
     apart = f"\n{APART}" if plain is source and was_untied(source) else ""

@@ -30,11 +30,11 @@ def keep(folder: Path, run: Path, dtype: torch.dtype, tied: bool) -> None:
 
 
 def model_name(folder: Path) -> str:
-    """Return what a folder is called: by its name on the Hub if it is in the cache of that, else as it was given."""
+    """Return what a folder is called: on the Hub if it is in the cache of that, else without the folders of this machine."""
     home = folder.absolute().parents
     if len(home) > 1 and home[0].name == "snapshots" and home[1].name.startswith("models--"):
         return home[1].name.removeprefix("models--").replace("--", "/")
-    return str(folder)
+    return folder.resolve().name
 
 
 def kept_notes(run: Path) -> dict[str, Any]:
