@@ -81,6 +81,13 @@ def random_block(model: ModelConfig, width: int | None = None, last_width: int |
     return block
 
 
+@pytest.mark.parametrize("model", fitting())
+def test_the_linear_layers_are_those_of_the_block(model):
+    block, names = random_block(model), find_architecture(model.architecture).linear_layers(model)
+    linear = {name for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+    assert linear.issuperset(names) and (not names or linear == set(names))
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

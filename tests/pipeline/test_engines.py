@@ -16,11 +16,12 @@ from runs import VARIETY, train
 from thinwire.config.registry import CODECS
 from thinwire.model.cut import cut_layers
 from thinwire.model.stage import build_stage
-from thinwire.pipeline import device, engine
+from thinwire.pipeline import engine
 from thinwire.pipeline.engine_module import EngineModule
 from thinwire.pipeline.inprocess import build_codec
 from thinwire.pipeline.order import compute_order, fixed_depth
 from thinwire.pipeline.own_engine import OwnExecutor
+from thinwire.util import device
 
 ENGINES = ("torch", "own", "mixed")
 needs_both = pytest.mark.skipif(not TORCH_ENGINE, reason=f"torch {torch.__version__} has another pipeline engine than we know")

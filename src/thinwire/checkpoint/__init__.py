@@ -2,11 +2,11 @@
 
 from thinwire.checkpoint.hashes import combined_sha256, file_sha256, tensor_hashes, weights_sha256
 from thinwire.checkpoint.layout import Position, checkpoint_folder, common, complete, newest, steps
-from thinwire.checkpoint.manifest import FORMAT, encode_manifest, facts, home_of, read_manifest
+from thinwire.checkpoint.manifest import FORMAT, base_folder, encode_manifest, facts, home_of, read_manifest
 from thinwire.checkpoint.reading import load_stages, refuse_mixed
 from thinwire.checkpoint.saver import Saver
 from thinwire.checkpoint.survey import Survey, parts_of, survey
-from thinwire.checkpoint.writing import prune, remove_newer, save, save_stage, vouch
+from thinwire.checkpoint.writing import prune, remove_newer, save, save_base, save_stage, vouch
 from thinwire.util.checkpoint_name import step_of
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Position",
     "Saver",
     "Survey",
+    "base_folder",
     "checkpoint_folder",
     "combined_sha256",
     "common",
@@ -30,6 +31,7 @@ __all__ = [
     "refuse_mixed",
     "remove_newer",
     "save",
+    "save_base",
     "save_stage",
     "step_of",
     "steps",

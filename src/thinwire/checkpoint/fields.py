@@ -67,6 +67,7 @@ OPTIONAL_RULES: dict[str, Rule] = {
     "stateless": (is_list_of_names, "a list of names"),
     "everyone": (lambda value: type(value) is int and -1 <= value <= LARGEST, "a whole number from -1 on"),
     "exchange": TEXT,
+    "base": TEXT,
     "settings": TEXT,
     "config": TEXT,
 }

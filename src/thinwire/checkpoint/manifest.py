@@ -28,6 +28,8 @@ LONGEST = 1 << 20
 """Most bytes of a manifest."""
 OPTIMIZER, EXCHANGE = "optimizer/", "exchange/"
 """What the names of tensors begin with that are no weights: state of the optimizer, and of the exchange with other replicas."""
+BASE = "base"
+"""The folder of the frozen weights of an adapter run, beside its checkpoints."""
 FREE = frozenset({"split", "microbatches"})
 """Facts that may differ when a run is resumed: they are its shape."""
 
@@ -39,7 +41,8 @@ def facts(config: RunConfig, data: str) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     split = ",".join(str(len(layers)) for layers in ranges)
-    return {"settings": digest, "exchange": exchange, "data": data, "split": split, "microbatches": config.pipeline.microbatches}
+    found = {"settings": digest, "exchange": exchange, "data": data, "split": split, "microbatches": config.pipeline.microbatches}
+    return found | ({"base": config.adapter.base} if config.adapter.rank else {})
 
 
 def shape_of(facts: dict[str, Any]) -> str:
@@ -60,6 +63,11 @@ def manifest_path(folder: Path, index: int) -> Path:
 def copies_of(folder: Path) -> Path:
     """Return where a run keeps its neighbours' copies of a checkpoint."""
     return folder.parent.parent / "copies" / folder.name
+
+
+def base_folder(folder: Path) -> Path:
+    """Return where the frozen weights stand that the adapter in a checkpoint belongs to: once, beside all checkpoints of the run."""
+    return folder.parent / BASE
 
 
 def home_of(folder: Path, index: int) -> Path:

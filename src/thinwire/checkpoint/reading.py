@@ -20,6 +20,7 @@ from thinwire.checkpoint.layout import Position
 from thinwire.checkpoint.manifest import (
     EXCHANGE,
     OPTIMIZER,
+    base_folder,
     copies_of,
     home_of,
     is_part_of,
@@ -36,6 +37,8 @@ from thinwire.util.files import matching
 from thinwire.util.shown import shown
 
 Tensors = dict[str, Tensor]
+HAVE_BASE = ". Or copy checkpoints/base from a machine that has it, or import the same model again and copy it from there"
+"""What helps when the base of an adapter is missing or damaged."""
 
 
 def load_stages(
@@ -58,12 +61,10 @@ def load_stages(
             f"{folder} holds the state of an exchange between replicas, which belongs to its shape; resume in the shape that it has"
         )
     if not same:
-        merged = merge(folder, parts)
-        for stage in stages:
-            refuse_other_cuts(folder, stage, merged)
-        parts = [of_stage(stage, merged) for stage in stages]
+        parts = in_other_shape(folder, stages, merge(folder, parts))
     states = [taken_out([part], OPTIMIZER) for part in parts]
     for stage, weights in zip(stages, parts, strict=True):
+        weights |= base_tensors(folder, stage, manifests[0].get("base"))
         refuse_misfit(folder, stage, weights)
     if optimizers is not None and manifests[0]["step"]:  # before the first step there is no state
         told = all("stateless" in manifest for manifest in manifests)
@@ -78,6 +79,27 @@ def load_stages(
         if optimizers is not None:
             optimizers[index].load_state_tensors(state)
     return position
+
+
+def in_other_shape(folder: Path, stages: Sequence[Stage], merged: Tensors) -> list[Tensors]:
+    """Deal the tensors of all parts out to stages of another shape."""
+    for stage in stages:
+        refuse_other_cuts(folder, stage, merged)
+    return [of_stage(stage, merged) for stage in stages]
+
+
+def base_tensors(folder: Path, stage: Stage, digest: str | None) -> Tensors:
+    """Return the frozen weights of a stage, which stand once beside all checkpoints of a run, in whatever shape it was imported in."""
+    if not stage.frozen:
+        return {}
+    home = base_folder(folder)
+    try:
+        manifests, same = needed_manifests(home, [stage], {"base": digest})
+        parts = [read_part(home_of(home, manifest["stage"]), manifest) for manifest in manifests]
+        merged = parts[0] if same else merge(home, parts)
+    except ValueError as error:
+        raise ValueError(f"the frozen weights that the adapter of {folder} belongs to cannot be read: {error}{HAVE_BASE}") from None
+    return {name: merged[name] for name in stage.frozen if name in merged}
 
 
 def needed_manifests(folder: Path, stages: Sequence[Stage], facts: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:

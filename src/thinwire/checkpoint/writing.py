@@ -72,7 +72,8 @@ def part_of(
     stateless = [name for name in optimizer.named if name not in updated] if state else []
     manifest |= {**asdict(position), "basis_version": stage.stream.version, "stateless": stateless}
     manifest |= {} if everyone is None else {"everyone": everyone}
-    tensors = {**stage.state_dict(), **{f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}}
+    tensors = {name: tensor for name, tensor in stage.state_dict().items() if name not in stage.frozen}
+    tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}
     tensors |= {f"{EXCHANGE}{name}": tensor for name, tensor in (exchange or {}).items()}
     return Part(
         manifest,
@@ -95,6 +96,14 @@ def save(run: Path, stages: Sequence[Stage], optimizers: Sequence[StageOptimizer
 def save_stage(folder: Path, stage: Stage, optimizer: StageOptimizer, position: Position, facts: dict[str, Any]) -> None:
     """Write one stage's part into a folder."""
     write_parts(folder, [part_of(stage, optimizer, position, facts, copy=False)])
+
+
+def save_base(folder: Path, stage: Stage, facts: dict[str, Any]) -> None:
+    """Write the frozen weights of one stage; checkpoints hold the rest, and name these by the hash in `facts`."""
+    plan = stage.plan
+    manifest = {"format": FORMAT, "stage": plan.index, "stages": plan.count, "layers": list(plan.layers), **facts}
+    manifest |= {**asdict(Position(0, 0.0)), "basis_version": 0}
+    write_parts(folder, [Part(manifest, {name: stage.state_dict()[name].contiguous() for name in sorted(stage.frozen)})])
 
 
 def write_parts(folder: Path, parts: Iterable[Part]) -> None:

@@ -14,10 +14,10 @@ import tyro
 
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import Device
-from thinwire.pipeline.device import choose_device
 from thinwire.testing import codec_laws, exchange_laws
 from thinwire.testing.copies import time_copies
 from thinwire.testing.training import trains_as_on_the_cpu
+from thinwire.util.device import choose_device
 
 MOST_SHOWN = 20
 """Failures that are told one by one."""

@@ -69,7 +69,7 @@ def write_stage(
     layers = ranges[member.stage]
     neighbours = member.neighbours("generate")
     device = choose_device(config.device, neighbours.number_here)
-    stage = build_stage(config.model, ranges, member.stage, codec, config.seed).to(device)
+    stage = build_stage(config.model, ranges, member.stage, codec, config.seed, config.adapter).to(device)
     try:
         cuts = {-1: layers.start, 1: layers.stop}
         contracts = {beside: writing_contract(codec.at(cuts[side]), downstream=side > 0) for side, beside in neighbours.sides.items()}

@@ -96,6 +96,24 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """LoRA: the weights of an imported model stay as they are, and thin matrices beside them are trained."""
+
+    rank: int = 0
+    """Rank of the thin matrices; 0: no adapter, all weights are trained."""
+    targets: str = "q_proj,v_proj"
+    """Linear layers that get an adapter, by their Hugging Face names with commas, or `all-linear`."""
+    alpha: float = 16.0
+    """What an adapter adds is multiplied by `alpha` / `rank`."""
+    dropout: float = 0.0
+    """Dropout of what an adapter reads."""
+    base_format: Literal["full", "bf16", "int8"] | None = None
+    """How frozen matrices are held: full (as they are computed with), bf16, or int8 with a scale per row; unset: bf16 if the folder is."""
+    base: str = ""
+    """SHA-256 of the frozen weights; `thinwire import` writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where the tokens come from."""
 
@@ -234,6 +252,7 @@ class RunConfig:
     device: Device = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, xpu, mps, or another of torch. Workers of one machine take one card each."""
     model: ModelConfig = field(default_factory=ModelConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)

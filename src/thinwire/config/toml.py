@@ -39,6 +39,8 @@ LATER |= {"model.rope_fast": None, "model.rope_attention_factor": None, "model.r
 LATER |= {"model.window": None, "model.window_layers": None, "model.qk_norm": "none", "model.attention_bias": "none"}
 LATER |= {"model.ffn_bias": False, "model.norm_reorder": False, "model.logit_cap": 0.0, "model.separator": None}
 LATER |= {"data.everywhere": False, "data.loss": "all"}
+LATER |= {"adapter.rank": 0, "adapter.targets": "q_proj,v_proj", "adapter.alpha": 16.0, "adapter.dropout": 0.0}
+LATER |= {"adapter.base_format": None, "adapter.base": ""}
 LATER |= {"codec.entropy": False, "codec.rate": None, "codec.backward_rate": None, "codec.dead_zone": 0.6}
 LATER |= {"codec.rate_penalty": 1.5e-3, "codec.sample": 3.0}
 """Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""

@@ -13,7 +13,7 @@ from thinwire.hf.checkpointed import Checkpointed
 from thinwire.hf.description import form_of, title_of
 from thinwire.hf.links import is_inside
 from thinwire.hf.measure import Losses
-from thinwire.hf.tokenizer import KEPT_FOLDER
+from thinwire.hf.tokenizer import KEPT_FOLDER, kept_notes
 
 SUMMARY = "summary.json"
 HEAD = """---
@@ -35,6 +35,14 @@ PLAIN = """A {title}-style decoder, trained in pipeline stages by thinwire and e
 
 To train on: `thinwire import {name} --run runs/more`, then `thinwire train --run runs/more --resume`.
 """
+ADAPTER = """An adapter (LoRA) for {base}, a {title}, trained in pipeline stages by thinwire. It needs that model beside it:
+
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{name}")
+
+To train on: `thinwire import BASE --adapter {name} --run runs/more`, then `thinwire train --run runs/more --resume`.
+"""
 OWN = """A {title}-style decoder, trained in pipeline stages by thinwire. **This is not a plain Hugging Face {title}**:
 {reason}.
 No {title} of the same shape computes the same function, so this is a thinwire folder: settings, tokenizer and weights per stage, without
@@ -45,12 +53,13 @@ the state of the optimizer. It is read by
 """
 
 
-def write_card(path: Path, name: str, source: Checkpointed, losses: Losses, kind: str | torch.dtype) -> None:
-    """Write README.md; `kind` is the number format of a plain folder, or the reason why the folder is none."""
+def write_card(path: Path, name: str, source: Checkpointed, losses: Losses, kind: str | torch.dtype, *, adapter: bool = False) -> None:
+    """Write README.md; `kind` is the number format of a plain folder, or of an adapter alone, or the reason why the folder is neither."""
     reason = kind if isinstance(kind, str) else None
     title, tag = title_of(source.config.model), "pytorch" if reason else form_of(source.config.model).model_type
-    head = HEAD.format(library="thinwire" if reason else "transformers", tag=tag, name=name)
-    body = (OWN if reason else PLAIN).format(title=title, reason=reason, exact=exactness(source), name=name)
+    head = HEAD.format(library="thinwire" if reason else "peft" if adapter else "transformers", tag=tag, name=name)
+    form = ADAPTER if adapter else OWN if reason else PLAIN
+    body = form.format(title=title, reason=reason, exact=exactness(source), name=name, base=kept_notes(source.run).get("name"))
     dtype = source.dtype if isinstance(kind, str) else kind
     figures = "\n## Figures\n\n" + table(source, losses, read_summary(source.run), dtype)
     path.write_text(head + body + figures + commands(source, name), encoding="utf-8")
@@ -63,6 +72,8 @@ def exactness(source: Checkpointed) -> str:
             "Trained in a subspace ([arXiv 2506.01260](https://arxiv.org/abs/2506.01260)); its matrices were multiplied out in fp64\n"
             "(Wo = U Zo, W2 = U Z2, embedding = fixed + E U^T): the same network."
         )
+    if source.config.adapter.rank:
+        return "The weights are the base's plus what its adapter adds (W + alpha / rank B A), multiplied out in fp64."
     return "The weights are those of the run: what crossed its boundaries was rounded or chosen, the network is the same."
 
 

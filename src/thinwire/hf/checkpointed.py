@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from thinwire import checkpoint
 from thinwire.checkpoint.fitting import shape_and_format
 from thinwire.checkpoint.manifest import EXCHANGE, OPTIMIZER, tensors_path
+from thinwire.checkpoint.reading import HAVE_BASE
 from thinwire.checkpoint.safetensors import Stored, list_tensors
 from thinwire.codecs.base import DTYPES
 from thinwire.config.sections import RunConfig
@@ -28,6 +29,8 @@ class Checkpointed:
     folder: Path
     manifests: list[dict[str, Any]]
     parts: list[dict[str, Stored]]
+    base: dict[str, Stored] = field(default_factory=dict)
+    """The frozen weights of an adapter run."""
 
     @property
     def step(self) -> int:
@@ -41,7 +44,7 @@ class Checkpointed:
     @property
     def tensors(self) -> dict[str, Stored]:
         """Return the tensors of all stages; what every stage holds a copy of is the first one's."""
-        return {name: tensor for part in reversed(self.parts) for name, tensor in part.items()}
+        return {name: tensor for part in reversed(self.parts) for name, tensor in part.items()} | self.base
 
     @torch.no_grad()
     def fill(self, stage: Stage) -> None:
@@ -68,11 +71,29 @@ def open_checkpoint(run: Path, step: int | None = None) -> Checkpointed:
     manifests = checkpoint.parts_of(folder, copies=True)
     assert manifests is not None, "a complete checkpoint has all its parts"
     checkpoint.refuse_mixed(folder, manifests)
+    parts = [
+        {name: tensor for name, tensor in part.items() if not name.startswith((OPTIMIZER, EXCHANGE))}
+        for part in opened_parts(folder, manifests, "choose an older checkpoint with --step")
+    ]
+    return Checkpointed(run, config, folder, manifests, parts, opened_base(folder, config) if config.adapter.rank else {})
+
+
+def opened_parts(folder: Path, manifests: list[dict[str, Any]], advice: str) -> list[dict[str, Stored]]:
+    """List the tensors of some parts, whose sha256 is checked."""
     parts = []
     for index, manifest in enumerate(manifests):
         path = tensors_path(checkpoint.home_of(folder, index), index)
         if checkpoint.file_sha256(path) != manifest["sha256"]:
-            raise ValueError(f"{path} does not match the sha256 in its manifest: it is damaged; choose an older checkpoint with --step")
-        tensors = list_tensors(path, "choose an older checkpoint with --step")
-        parts.append({name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER, EXCHANGE))})
-    return Checkpointed(run, config, folder, manifests, parts)
+            raise ValueError(f"{path} does not match the sha256 in its manifest: it is damaged; {advice}")
+        parts.append(list_tensors(path, advice))
+    return parts
+
+
+def opened_base(folder: Path, config: RunConfig) -> dict[str, Stored]:
+    """List the frozen weights that the adapter in a checkpoint belongs to."""
+    home = checkpoint.base_folder(folder)
+    manifests = checkpoint.parts_of(home, copies=True)
+    if manifests is None or any(manifest.get("base") != config.adapter.base for manifest in manifests):
+        raise ValueError(f"{home} does not hold all frozen weights that the adapter belongs to{HAVE_BASE}")
+    parts = opened_parts(home, manifests, "import the same model again and copy its checkpoints/base here")
+    return {name: tensor for part in parts for name, tensor in part.items()}

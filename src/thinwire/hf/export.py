@@ -17,6 +17,7 @@ from thinwire import __version__, checkpoint
 from thinwire.checkpoint.manifest import tensors_path
 from thinwire.checkpoint.safetensors import write_file, write_shards
 from thinwire.config.toml import CONFIG_FILE
+from thinwire.hf.adapter import write_adapter
 from thinwire.hf.card import write_card
 from thinwire.hf.checkpointed import Checkpointed, open_checkpoint
 from thinwire.hf.description import CONFIG_JSON, CONTENTS, DTYPES, title_of, to_json
@@ -47,6 +48,8 @@ class ExportCommand:
     """Most bytes per safetensors file; a single larger tensor has a file of its own."""
     step: int | None = None
     """Step of the checkpoint; unset: the newest complete one."""
+    adapter: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Write the adapter of the run alone, as peft does; otherwise the network that base and adapter make."""
     sequences: int | None = None
     """Validation sequences for the losses on the card; 0 measures none; unset: as many as the run's validation takes."""
 
@@ -67,15 +70,22 @@ def export(command: ExportCommand) -> str:
         raise ValueError(
             f"--dtype {command.dtype} is for plain Hugging Face folders, but {reason}; leave --dtype out for a folder of our own format"
         )
-    dtype = chosen_dtype(command, source)
+    if command.adapter and (not source.config.adapter.rank or command.dtype):
+        what = f"--dtype {command.dtype} is for whole networks" if source.config.adapter.rank else f"{command.run} has no adapter"
+        raise ValueError(f"--adapter writes the adapter of a run as it is, but {what}; leave one of them out")
+    dtype = source.dtype if command.adapter else chosen_dtype(command, source)
     losses = measure_run(source.config, command.run, source.fill, step=source.step, plain=reason is None, sequences=command.sequences)
     with new_folder(command.out, "the folder") as folder:
         plain = source if reason else tied_again(source)
-        hashes = write_own(folder, source) if reason else write_plain(folder, plain, dtype, limit)
-        write_card(folder / "README.md", command.out.resolve().name, source, losses, reason or dtype)
+        if command.adapter:
+            hashes = write_adapter(folder, source)
+        else:
+            hashes = write_own(folder, source) if reason else write_plain(folder, plain, dtype, limit)
+        write_card(folder / "README.md", command.out.resolve().name, source, losses, reason or dtype, adapter=command.adapter)
         write_contents(folder, source, reason, hashes)
     title = title_of(source.config.model)
-    kind = f"is a plain Hugging Face {title} folder" if reason is None else f"is a thinwire folder and not a plain {title}"
+    kind = "is an adapter for peft, beside the model that was imported" if command.adapter else f"is a plain Hugging Face {title} folder"
+    kind = kind if reason is None else f"is a thinwire folder and not a plain {title}"
     why = f": {reason}; `thinwire eval` and `thinwire generate` read it" if reason else f" in {dtype}".replace("torch.", "")
     lacking = f"\nnote: without a tokenizer: it is in the run folder of stage 0; copy {TOKENIZER_FILE} into {command.run} and export again"
     lacking = lacking if is_tokenizer_elsewhere(command.run) else ""

@@ -5,6 +5,7 @@ Nothing in it is believed and nothing is unpickled: weights are safetensors or r
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.checkpoint import file_sha256
+from thinwire.checkpoint import combined_sha256, file_sha256
 from thinwire.checkpoint.safetensors import CHUNK_BYTES, Stored, list_tensors
 from thinwire.config.sections import ModelConfig
 from thinwire.config.toml import CONFIG_FILE
@@ -55,6 +56,18 @@ class Foreign:
         for entry in self.form.tensors(self.model):
             if entry.ours in state:
                 state[entry.ours].copy_(self.get(entry))
+
+    def sha256(self) -> str:
+        """Hash all weights, by our names; it does not depend on how they are sharded or held."""
+        found = {}
+        for entry in self.form.tensors(self.model):
+            if entry.ours is not None and entry.theirs in self.tensors:
+                tensor = self.tensors[entry.theirs]
+                digest = hashlib.sha256(f"{tensor.shape} {tensor.code}\n".encode())
+                for start, stop in row_blocks(tensor):
+                    digest.update(tensor.rows(start, stop).view(-1).view(torch.uint8).numpy().data)
+                found[entry.ours] = digest.hexdigest()
+        return combined_sha256(found)
 
     def untied(self) -> Foreign:
         """Return the same network with a head of its own, which is a copy of the embedding."""

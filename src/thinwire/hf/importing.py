@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
+import torch
+
 from thinwire import checkpoint
 from thinwire.checkpoint import Position
 from thinwire.config.command_line import DEFAULT_CONFIG, parse_config, scan
@@ -26,6 +28,7 @@ from thinwire.config.registry import CODECS
 from thinwire.config.sections import ModelConfig, RunConfig
 from thinwire.config.toml import CONFIG_FILE, load_config, to_toml
 from thinwire.data.open import open_data
+from thinwire.hf.adapter import PeftAdapter, open_adapter
 from thinwire.hf.checkpointed import open_checkpoint
 from thinwire.hf.description import CONFIG_JSON, read_object
 from thinwire.hf.folders import new_folder, refuse_existing
@@ -35,6 +38,8 @@ from thinwire.hf.measure import measure_losses
 from thinwire.hf.plain import lean_codec, plans_of, why_not_plain
 from thinwire.hf.project import Projection
 from thinwire.hf.tokenizer import keep
+from thinwire.model.adapter import adapt
+from thinwire.model.adapter_targets import target_layers
 from thinwire.model.cut import constrained_layers
 from thinwire.model.stage import Stage, build_stage
 from thinwire.model.subspace.stream import SubspaceStream
@@ -70,24 +75,29 @@ def main(argv: list[str]) -> None:
     )
     own.add_argument("folder", type=Path, help="folder with config.json, safetensors files and tokenizer.json")
     own.add_argument("--run", type=Path, required=True, help="run folder to make")
+    own.add_argument("--adapter", type=Path, help="folder of an adapter of peft to go on with; its rank, alpha and targets are taken over")
     own.add_argument("--project", action="store_true", help="with --codec.name subspace: project the weights, which changes the network")
     if argv and argv[0].startswith("--") and argv[0] != "--help":
         raise ValueError(
             f"the first thing after `thinwire import` is the folder, not {argv[0]}; write: thinwire import FOLDER --run DIR ..."
         )
     mine, options = own.parse_known_args(argv)
-    for line in import_folder(mine.folder, mine.run, options, project=mine.project):
+    for line in import_folder(mine.folder, mine.run, options, project=mine.project, adapter=mine.adapter):
         print(line)
 
 
-def import_folder(folder: Path, run: Path, options: list[str], *, project: bool = False) -> list[str]:
+def import_folder(folder: Path, run: Path, options: list[str], *, project: bool = False, adapter: Path | None = None) -> list[str]:
     """Make the run folder; return what to tell the user."""
     refuse_existing(run, "the run folder")
     foreign = open_foreign(folder)
-    config = imported_settings(foreign, run, options)
+    trained = None if adapter is None else open_adapter(adapter, foreign.model)
+    config = imported_settings(foreign, run, options, trained)
     notes, tied = foreign.form.notes(read_object(folder / CONFIG_JSON)), foreign.model.tied_head
     if tied and not config.model.tied_head:
         foreign, notes = foreign.untied(), [*notes, UNTIED]
+    if config.adapter.rank:
+        config = with_base(config, foreign)
+        notes = [*notes, *adapter_notes(config, foreign)]
     fill, said = chosen_fill(foreign, config, project)
     said = [*notes, *said]
     # The copy in the run folder is not there yet.
@@ -103,13 +113,13 @@ def import_folder(folder: Path, run: Path, options: list[str], *, project: bool 
         keep(folder, made, foreign.dtype, tied)
         if data.tokenizer_json is not None and not copy_file(folder, TOKENIZER_FILE, made):
             (made / TOKENIZER_FILE).write_text(data.tokenizer_json, encoding="utf-8")
-        write_start(made, config, fill, data.fingerprint)
+        write_start(made, config, fill, data.fingerprint, trained)
         losses = measure_losses(config, windows_NT1, open_checkpoint(made).fill, step=0, plain=True)
         said.append(("after projection: " if project else "") + losses.describe("the boundaries of the run"))
     return [*said, f"{run} is a run at step 0; train it with: thinwire train --run {run} --resume"]
 
 
-def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig:
+def imported_settings(foreign: Foreign, run: Path, argv: list[str], trained: PeftAdapter | None = None) -> RunConfig:
     """Put the settings of the run together and check them."""
     given = scan(argv)
     for option, advice in REFUSED.items():
@@ -117,7 +127,8 @@ def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig
             raise ValueError(f"--{option} {given[option] or ''} does not go with `thinwire import`: {advice}; leave it out")
     base = load_config(given.get("config") or DEFAULT_CONFIG)
     base = replace(base, model=foreign.model, codec=choose_options("codec", base.codec, given.get("codec.name") or "dense"))
-    config = parse_config(argv, base)
+    config = parse_config(argv, base if trained is None else replace(base, adapter=trained.settings))
+    refuse_other_adapter(config, trained)
     if "model.tied_head" not in given and must_untie(config):
         config = replace(config, model=replace(config.model, tied_head=False))
     refuse_other_model(foreign, config.model)
@@ -130,6 +141,33 @@ def imported_settings(foreign: Foreign, run: Path, argv: list[str]) -> RunConfig
         )
     check(config)
     return resolve(config)
+
+
+def refuse_other_adapter(config: RunConfig, trained: PeftAdapter | None) -> None:
+    """Refuse another shape for an adapter that is there, and a hash of the base that was typed."""
+    if config.adapter.base:
+        raise ValueError(f"adapter.base is {config.adapter.base!r}; the import finds it out: leave --adapter.base out")
+    for name in ("rank", "alpha", "targets"):
+        ours = getattr(config.adapter, name)
+        if trained is not None and ours != (theirs := getattr(trained.settings, name)):
+            raise ValueError(f"adapter.{name} is {ours}, but the adapter in {trained.folder} has {theirs}; leave --adapter.{name} out")
+
+
+def with_base(config: RunConfig, foreign: Foreign) -> RunConfig:
+    """Return the settings with the hash of the weights that stay, and how these are held."""
+    form = config.adapter.base_format or ("bf16" if foreign.dtype == torch.bfloat16 else "full")
+    return replace(config, adapter=replace(config.adapter, base_format=form, base=foreign.sha256()))
+
+
+def adapter_notes(config: RunConfig, foreign: Foreign) -> list[str]:
+    """Say what is trained, and what the frozen weights lose by how they are held."""
+    adapter, targets = config.adapter, ", ".join(target_layers(config.model, config.adapter).values())
+    said = [
+        f"the folder's weights stay as they are, held in {adapter.base_format}; adapters of rank {adapter.rank} on {targets} are trained"
+    ]
+    exact = {"full": True, "bf16": foreign.dtype == torch.bfloat16, "int8": False}[adapter.base_format or "full"]
+    rounding = f"note: {adapter.base_format} rounds the folder's weights ({foreign.dtype}); --adapter.base_format full does not"
+    return said if exact else [*said, rounding.replace("torch.", "")]
 
 
 def must_untie(config: RunConfig) -> bool:
@@ -183,8 +221,11 @@ def unbound(config: RunConfig) -> RunConfig:
     return replace(config, codec=choose_options("codec", config.codec, "dense"))
 
 
-def write_start(made: Path, config: RunConfig, fill: staged.Fill, fingerprint: str) -> None:
-    """Write the checkpoint of step 0, one stage in memory at a time, with the facts that a resume compares."""
+def write_start(made: Path, config: RunConfig, fill: staged.Fill, fingerprint: str, trained: PeftAdapter | None = None) -> None:
+    """Write the checkpoint of step 0, one stage in memory at a time, with the facts that a resume compares.
+
+    With an adapter the weights go into the folder of frozen ones, and the checkpoint has the adapter alone.
+    """
     facts = checkpoint.facts(config, fingerprint)
     folder = made / "checkpoints" / checkpoint_name(0)
     folder.mkdir(parents=True)
@@ -192,4 +233,9 @@ def write_start(made: Path, config: RunConfig, fill: staged.Fill, fingerprint: s
     for index in range(len(ranges)):
         stage = build_stage(config.model, ranges, index, codec, config.seed)
         fill(stage)
+        if config.adapter.rank:
+            adapt(stage, config.adapter)
+            checkpoint.save_base(checkpoint.base_folder(folder), stage, facts)
+        if trained is not None:
+            trained.fill(stage)
         checkpoint.save_stage(folder, stage, StageOptimizer(stage, config.train), Position(0, 0.0), facts)

@@ -17,6 +17,7 @@ from thinwire.checkpoint.fitting import shape_and_format
 from thinwire.checkpoint.safetensors import Piece, Stored
 from thinwire.codecs.base import Codec
 from thinwire.config.sections import ModelConfig, RunConfig
+from thinwire.hf.adapter import merged_piece
 from thinwire.hf.checkpointed import Checkpointed
 from thinwire.hf.description import form_of
 from thinwire.model.architecture import find_architecture
@@ -80,7 +81,9 @@ def pieces(source: Checkpointed, dtype: torch.dtype) -> list[Piece]:
     made = []
     for entry in form_of(config.model).tensors(config.model):
         axis = axes.get(entry.ours or "")
-        if axis is None:
+        if config.adapter.rank and entry.ours is not None:
+            made.append(merged_piece(source, entry, dtype))
+        elif axis is None:
             made.append(as_it_is(source, tensors, entry, dtype))
         else:
             made.append(Widened(source, tensors, entry, stream, axis).piece(dtype))

@@ -25,7 +25,15 @@ def keep(folder: Path, run: Path, dtype: torch.dtype, tied: bool) -> None:
     kept.mkdir()
     for name in KEPT:
         copy_file(folder, name, kept)
-    write_json(kept / CONTENTS, {"dtype": str(dtype).removeprefix("torch."), "tied": tied})
+    write_json(kept / CONTENTS, {"dtype": str(dtype).removeprefix("torch."), "tied": tied, "name": model_name(folder)})
+
+
+def model_name(folder: Path) -> str:
+    """Return what a folder is called: on the Hub if it is in the cache of that, else without the folders of this machine."""
+    home = folder.absolute().parents
+    if len(home) > 1 and home[0].name == "snapshots" and home[1].name.startswith("models--"):
+        return home[1].name.removeprefix("models--").replace("--", "/")
+    return folder.resolve().name
 
 
 def kept_notes(run: Path) -> dict[str, Any]:

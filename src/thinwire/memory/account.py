@@ -40,6 +40,11 @@ def tensor_bytes(tensors: list[Tensor]) -> int:
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
+def trained_bytes(stage: Stage) -> int:
+    """Add up the parameters of a stage that have gradients: all, but for the base of an adapter."""
+    return tensor_bytes([parameter for name, parameter in stage.named_parameters() if name not in stage.frozen])
+
+
 def wire_of(stage: Stage, codec: Codec, config: RunConfig) -> WireBuffers:
     """Return what the boundaries of a stage hold: payloads in the graph's form, and their bytes on the way."""
     microbatches, plan = config.pipeline.microbatches, stage.plan
@@ -70,8 +75,9 @@ def packed_bytes(spec: WireSpec) -> int:
 
 def always_there(stage: Stage, codec: Codec, config: RunConfig) -> dict[str, int]:
     """Return by kind what a stage holds during the whole of a step."""
-    parameters = tensor_bytes(list(stage.parameters()))
+    parameters = trained_bytes(stage)
     return {
+        **({"frozen base": tensor_bytes(list(stage.parameters())) - parameters} if stage.frozen else {}),
         "parameters": parameters,
         "gradients": parameters,
         "optimizer": sum(map(sum, StageOptimizer(stage, config.train).state_sizes())),

@@ -14,7 +14,7 @@ from typing import Any
 
 from thinwire.codecs.base import Codec
 from thinwire.config.sections import RunConfig
-from thinwire.memory.account import tensor_bytes, wire_of
+from thinwire.memory.account import tensor_bytes, trained_bytes, wire_of
 from thinwire.memory.blocks import Plan, Profile, base_bytes
 from thinwire.memory.execute import Executor
 from thinwire.memory.measure import measure_stage, slow_folder
@@ -46,8 +46,9 @@ class StageMemory:
     def peaks(self) -> dict[str, Any]:
         """Return the peak of each kind in bytes, and what was planned."""
         stage, offload, plan = self.executor.stage, self.executor.offload, self.plan
-        parameters = tensor_bytes(list(stage.parameters()))
+        parameters = trained_bytes(stage)
         kinds = {
+            **({"base": self.profile.kinds["frozen base"]} if stage.frozen else {}),
             "parameters": parameters,
             "gradients": parameters,
             "optimizer": sum(map(sum, self.optimizer.state_sizes())),

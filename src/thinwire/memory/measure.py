@@ -122,7 +122,7 @@ def profile_stage(config: RunConfig, index: int, device: torch.device, folder: P
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
     if not 0 <= index < len(ranges):
         raise ValueError(f"there is no stage {index}: pipeline.stages is {len(ranges)}; choose 0 to {len(ranges) - 1}")
-    stage = build_stage(config.model, ranges, index, codec, config.seed).to(device)
+    stage = build_stage(config.model, ranges, index, codec, config.seed, config.adapter).to(device)
     return measure_stage(stage, codec, config, folder)
 
 

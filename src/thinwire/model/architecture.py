@@ -98,6 +98,10 @@ class Architecture:
         """List the kinds of units of a block; no parameter belongs to two. None: independent subnets (`ist`) refuse it."""
         return ()
 
+    def linear_layers(self, model: ModelConfig) -> Sequence[str]:
+        """Name the modules of a block that are `nn.Linear`, such as `attention.query`; what is not named gets no adapter."""
+        return ()
+
     def count(self, model: ModelConfig, layers: int) -> int:
         """Count the parameters of so many layers, free of any codec, with embedding, norm and head."""
         raise NotImplementedError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 # What a key is for, so that two uses never draw the same numbers.
-FIXED, ROUNDING, BRANCH, OUTPUT = range(4)
+FIXED, ROUNDING, BRANCH, OUTPUT, ADAPTER = range(5)
 
 _MASK = 0xFFFFFFFF
 # Multipliers below 2^31: a 32-bit value times one of them fits in int64, so no platform's overflow rule is involved.

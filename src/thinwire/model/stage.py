@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.config.sections import ModelConfig
+from thinwire.config.sections import AdapterConfig, ModelConfig
+from thinwire.model.adapter import AdaptedLinear, FrozenEmbedding, adapt
 from thinwire.model.architecture import find_architecture
 from thinwire.model.block import Dropout, KVCache, Pass
 from thinwire.model.cut import StagePlan, constrained_layers
@@ -65,13 +66,20 @@ class Stage(nn.Module):
     """Run the plan's layers; the first stage embeds, the last one computes the loss."""
 
     stream: Stream
+    embedding: nn.Embedding | FrozenEmbedding
     head: nn.Module
+    dtype: torch.dtype
+    """Number format of what is trained, and of loss and logits."""
 
     def __init__(self, model: ModelConfig, plan: StagePlan, codec: StageCodec, constrained: int, seed: int) -> None:
         super().__init__()
         self.model, self.plan, self.seed, self.constrained = model, plan, seed, constrained
         self.architecture = find_architecture(model.architecture)
-        self.runner = PLAIN
+        self.runner, self.dtype = PLAIN, codec.compute
+        self.frozen: frozenset[str] = frozenset()
+        """Names of the tensors that are not trained, nor in any checkpoint: the base of an adapter."""
+        self.adapted: dict[int, list[AdaptedLinear]] = {}
+        """The linear layers with adapters, by layer."""
         width, sent_width, self.stream = codec.width, codec.sent_width, codec.stream(plan)
         with OwnGenerator(key(seed, plan.layers.start)):  # nothing of it stays: `_initialise` draws by name
             self._build_layers(width, sent_width)
@@ -114,11 +122,6 @@ class Stage(nn.Module):
     def device(self) -> torch.device:
         """Return where the stage computes."""
         return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the number format of its weights, and of its loss and logits."""
-        return next(self.parameters()).dtype
 
     @property
     def entry(self) -> nn.Module | None:
@@ -222,6 +225,8 @@ class Stage(nn.Module):
         if layer == self.constrained:
             stream = self.stream.open(stream, static())
         read = partial(self.stream.read, static=static()) if layer < self.constrained else _as_it_is
+        for linear in self.adapted.get(layer, ()):
+            linear.drop = each.dropout
         return self.layers[str(layer)](stream, read, each)
 
     def _finish(self, static: Static, targets: Targets | None, stream: Tensor) -> Tensor:
@@ -242,9 +247,9 @@ class Stage(nn.Module):
         return [module for module in self.entries.modules() if isinstance(module, Shared)]
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return by name the parameters that this stage's optimizer updates: all but those shared with a neighbour."""
+        """Return by name the parameters that this stage's optimizer updates: all but frozen ones and those shared with a neighbour."""
         apart = {id(shared.weight) for shared in (*self.owned(), *self.copies())}
-        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in apart}
+        return {name: each for name, each in self.named_parameters() if id(each) not in apart and name not in self.frozen}
 
     def commit_ends(self) -> None:
         """End a step that all have agreed on at the boundaries, where both sides do the same.
@@ -281,15 +286,24 @@ class TiedHead(nn.Module):
         return functional.linear(hidden_BTD, self.borrowed[0])
 
 
-def build_stage(model: ModelConfig, ranges: list[range], index: int, codec: StageCodec, seed: int) -> Stage:
-    """Make one stage of a model that is cut into these ranges of layers."""
+def build_stage(
+    model: ModelConfig, ranges: list[range], index: int, codec: StageCodec, seed: int, adapter: AdapterConfig | None = None
+) -> Stage:
+    """Make one stage of a model that is cut into these ranges of layers, with an adapter if there is one."""
     constrained = constrained_layers(model, ranges) if codec.constrains else 0
-    return Stage(model, StagePlan(index, len(ranges), ranges[index]), codec, constrained, seed)
+    stage = Stage(model, StagePlan(index, len(ranges), ranges[index]), codec, constrained, seed)
+    if adapter is not None and adapter.rank:
+        adapt(stage, adapter)
+        if isinstance(getattr(stage, "head", None), TiedHead):
+            stage.head = TiedHead(stage.embedding.weight)
+    return stage
 
 
-def build_stages(model: ModelConfig, ranges: list[range], codec: StageCodec, seed: int) -> list[Stage]:
+def build_stages(
+    model: ModelConfig, ranges: list[range], codec: StageCodec, seed: int, adapter: AdapterConfig | None = None
+) -> list[Stage]:
     """Make all stages of one model in this process; they share one basis."""
-    stages = [build_stage(model, ranges, index, codec, seed) for index in range(len(ranges))]
+    stages = [build_stage(model, ranges, index, codec, seed, adapter) for index in range(len(ranges))]
     for stage in stages[1:]:
         stage.stream.adopt(stages[0].stream.basis())
     if model.tied_head:

@@ -34,7 +34,7 @@ def evaluate_by_stage(config: RunConfig, windows_NT1: Tensor, fill: Fill, *, ste
     payloads: list[tuple[Tensor, ...]] = [()] * len(rows)
     embedding_VD: Tensor | None = None
     for index in range(len(ranges)):
-        stage = build_stage(config.model, ranges, index, codec, config.seed)
+        stage = build_stage(config.model, ranges, index, codec, config.seed, config.adapter)
         fill(stage)
         if config.model.tied_head:
             embedding_VD = stage.embedding.weight if stage.plan.first else embedding_VD

@@ -34,7 +34,7 @@ def build_pipeline(config: RunConfig, device: torch.device) -> Pipeline:
     """Make the codec, the stages and their boundaries that a config describes."""
     codec = build_codec(config)
     ranges = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)
-    stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed)]
+    stages = [stage.to(device) for stage in build_stages(config.model, ranges, codec, config.seed, config.adapter)]
     form, data = (config.microbatch, config.model.context, config.train.dtype), config.data
     return Pipeline(stages, codec, *form, known_ids=data.everywhere, marked=data.marked)
 

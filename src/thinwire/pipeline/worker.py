@@ -76,7 +76,7 @@ class WorkerPipeline:
     def make_stage(self, index: int) -> Stage:
         """Make what is trained here."""
         ranges = cut_layers(self.config.model.layers, self.config.pipeline.stages, self.config.pipeline.split)
-        return build_stage(self.config.model, ranges, index, self.codec, self.config.seed)
+        return build_stage(self.config.model, ranges, index, self.codec, self.config.seed, self.config.adapter)
 
     def make_engine(self, stage: Stage) -> Engine:
         """Make what computes it, over the ports to its neighbours."""

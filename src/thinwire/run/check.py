@@ -12,6 +12,7 @@ from dataclasses import replace
 from thinwire.config.limits import check_batch, check_link, check_numbers, check_replicas, check_workers
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import RunConfig
+from thinwire.model.adapter_targets import target_layers
 from thinwire.model.architecture import find_architecture
 from thinwire.model.cut import constrained_layers, cut_layers
 from thinwire.replicas.graph import make_graph
@@ -29,6 +30,7 @@ def check(config: RunConfig) -> None:
     check_batch(config)
     check_link(config)
     check_codec(config, ranges)
+    check_adapter(config)
     check_workers(config)
     check_replicas(config)
     if config.replicas.count > 1:
@@ -74,6 +76,24 @@ def check_codec(config: RunConfig, ranges: list[range]) -> None:
         raise ValueError(
             f"codec.from_layer is {config.codec.from_layer}, the last boundary is before layer {ranges[-1].start}, so nothing would "
             f"be compressed; choose 0 to {ranges[-1].start}"
+        )
+
+
+def check_adapter(config: RunConfig) -> None:
+    """Refuse an adapter for layers that there are not, or beside what it does not go with."""
+    if not config.adapter.rank:
+        return
+    target_layers(config.model, config.adapter)
+    if CODECS.load(config.codec.name).constrains:
+        raise ValueError(
+            f"adapter.rank is {config.adapter.rank}, but the codec {config.codec.name!r} holds what is written into the stream as "
+            "coordinates, and frozen weights are not in its subspace; choose --codec.name quantize, hadamard, lossless or dense, or train "
+            "all weights (--adapter.rank 0)"
+        )
+    if config.replicas.count > 1 and config.exchange.name == "ist":
+        raise ValueError(
+            f"adapter.rank is {config.adapter.rank}, but the exchange ist deals out heads and neurons, and all of them are frozen; choose "
+            "another exchange, such as allreduce"
         )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from thinwire import checkpoint
 from thinwire.link.message import optional
 from thinwire.metrics.summary import summarise
+from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import StageOptimizer
 from thinwire.pipeline import forms
 from thinwire.run.state import Training
 from thinwire.util.device import peak_rss_bytes
@@ -51,13 +53,23 @@ def summary(training: Training, loss: float, val_loss: float) -> dict[str, Any]:
 def stage_parts(training: Training) -> list[dict[str, Any]]:
     """Return what each stage of this process has to say of itself."""
     stages = training.compute.stages
-    memories = [None] * len(stages) if training.memory is None else training.memory.peaks()  # nobody counts without a budget
+    memories = map(held_bytes, stages, training.optimizers) if training.memory is None else training.memory.peaks()
     return [
         {
             "hashes": checkpoint.tensor_hashes([stage]),
-            "parameters": sum(parameter.numel() for parameter in stage.parameters()) - sum(copy.weight.numel() for copy in stage.copies()),
+            "parameters": sum(each.numel() for name, each in stage.named_parameters() if name not in stage.frozen)
+            - sum(copy.weight.numel() for copy in stage.copies()),
             "memory": memory,
             **totals,
         }
         for stage, memory, totals in zip(stages, memories, training.compute.totals(), strict=True)
     ]
+
+
+def held_bytes(stage: Stage, optimizer: StageOptimizer) -> dict[str, int] | None:
+    """Return what a stage with an adapter holds during the whole of a step; nobody counts for others that have no budget."""
+    if not stage.frozen:
+        return None
+    trained = sum(parameter.nbytes for parameter in optimizer.named.values())
+    frozen = sum(each.nbytes for name, each in stage.named_parameters() if name in stage.frozen)
+    return {"base": frozen, "parameters": trained, "gradients": trained, "optimizer": sum(map(sum, optimizer.state_sizes()))}

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from thinwire import checkpoint
+from thinwire.checkpoint.manifest import BASE
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import CONFIG_FILE, to_toml
 from thinwire.run.folder import FORK_MARK, HISTORY_FILE, TOKENIZER_FILE, add_to_history
@@ -28,6 +29,9 @@ def fork(source: Path, run: Path, config: RunConfig) -> None:
         take_back(run)  # of a fork that broke off
         for each in folders:
             copy_checkpoint(source / each / "checkpoints" / newest.name, run / each / "checkpoints" / newest.name)
+            base = source / each / "checkpoints" / BASE
+            if base.is_dir():
+                shutil.copytree(base, run / each / "checkpoints" / BASE)
         if (source / TOKENIZER_FILE).is_file():
             shutil.copyfile(source / TOKENIZER_FILE, run / TOKENIZER_FILE)
         add_to_history(run, {"step": checkpoint.step_of(newest), "from": str(source.absolute())})
@@ -61,6 +65,7 @@ def take_back(run: Path) -> None:
     for home in (*run.glob("replica-*"), run):
         for folder in checkpoint.steps(home):
             shutil.rmtree(folder)
+        shutil.rmtree(home / "checkpoints" / BASE, ignore_errors=True)
         for empty in (home / "checkpoints", home):
             with suppress(OSError):  # it is not, or not there
                 empty.rmdir()

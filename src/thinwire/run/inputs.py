@@ -27,6 +27,11 @@ def check_inputs(config: RunConfig, run: Path, *, reads_data: bool = True, stage
     """
     if reads_data:
         check_data(config)
+    if config.adapter.rank and not config.adapter.base:
+        raise ValueError(
+            f"adapter.rank is {config.adapter.rank}, and {run} has no weights to freeze; an adapter run begins with: thinwire import "
+            f"FOLDER --run DIR --adapter.rank {config.adapter.rank} ..., or train all weights (--adapter.rank 0)"
+        )
     check_folder(run, "run folder", "--run")
     check_memory(config, stages)
     if config.memory.folder is not None:

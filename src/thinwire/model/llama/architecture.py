@@ -83,6 +83,9 @@ class Decoder(Architecture):
             Units("neurons", model.ffn, {name: axis for name, axis in parts.items() if name.startswith("ffn.")}),
         )
 
+    def linear_layers(self, model: ModelConfig) -> Sequence[str]:
+        return tuple(matrix_shapes(model))
+
     def count(self, model: ModelConfig, layers: int) -> int:
         outside = (1 if model.tied_head else 2) * model.vocabulary * model.width + model.width
         return layers * sum(map(prod, block_shapes(model).values())) + outside
