@@ -53,7 +53,7 @@ def test_no_other_file_imports_the_pipeline_engine():
     assert [path.name for path in others if names_pipelining(path.read_text())] == []
 
 
-@pytest.mark.parametrize("name", ["own_engine", "engine", "engine_module", "order", "schedule", "backend", "boundary", "device"])
+@pytest.mark.parametrize("name", ["own_engine", "engine", "engine_module", "order", "schedule", "backend", "boundary"])
 def test_our_own_engine_and_all_that_it_stands_on_in_this_folder_use_public_names(name):
     assert of_torch((PIPELINE / f"{name}.py").read_text()) == set()
 

@@ -42,7 +42,7 @@ LATER |= {"data.everywhere": False, "data.loss": "all"}
 LATER |= {"adapter.rank": 0, "adapter.targets": "q_proj,v_proj", "adapter.alpha": 16.0, "adapter.dropout": 0.0}
 LATER |= {"adapter.base_format": None, "adapter.base": ""}
 LATER |= {"codec.entropy": False, "codec.rate": None, "codec.backward_rate": None, "codec.dead_zone": 0.6}
-LATER |= {"codec.rate_penalty": 1.5e-3, "codec.sample": 3.0}
+LATER |= {"codec.rate_penalty": 1.5e-3, "codec.sample": 3.0, "codec.boundary_rates": None, "codec.dither": "none", "codec.steer": "step"}
 """Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""
 
 
