@@ -109,8 +109,8 @@ class BlockProfiler(Runner):
         return saved, output.detach(), middle - started, self._now() - middle
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
         return time.perf_counter()
 
 
