@@ -26,7 +26,7 @@ def test_it_refuses_what_only_works_on_the_cpu(strict):
 def test_it_counts_what_a_host_waits_for_and_nothing_else(strict):
     there = torch.arange(6.0).to("strict")
     with strict.watched() as found:
-        (there * 2).softmax(0).sum().backward if there.requires_grad else None
+        (there * 2).softmax(0).sum()
         there.view(2, 3).T.contiguous().topk(1)
     assert not found
     for wait in (lambda: float(there.sum()), there.cpu, lambda: there.masked_select(there > 2), lambda: there[there > 2], there.tolist):
@@ -71,3 +71,27 @@ def test_views_share_memory_and_outputs_are_resized(strict):
     there.untyped_storage().resize_(0)
     there.untyped_storage().resize_(24)
     assert there.fill_(2).sum().item() == 12
+
+
+def test_it_is_chosen_by_name_only(strict):
+    from thinwire.util.device import choose_device
+
+    assert choose_device("auto") == torch.device("cpu")
+    try:
+        assert [choose_device("strict", worker).index for worker in range(3)] == [0, 1, 0]
+        assert choose_device("strict:1") == torch.device("strict:1")
+        assert torch.accelerator.current_device_index() == 1
+    finally:
+        torch.accelerator.set_device_index(0)
+    with pytest.raises(ValueError, match="available: strict:0, strict:1, cpu"):
+        choose_device("strict:2")
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+def test_codes_are_packed_on_it(strict, bits):
+    from thinwire.bits.codes import pack_codes
+
+    codes = torch.randint(0, 2**bits, (3, 37), generator=torch.Generator().manual_seed(bits)).to(torch.bfloat16)
+    with strict.watched() as found:
+        data = pack_codes(codes.to("strict"), bits)
+    assert data == pack_codes(codes, bits) and sum(found.values()) == 1

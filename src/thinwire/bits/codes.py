@@ -52,7 +52,7 @@ def squeeze(octets: Tensor, bits: int) -> Tensor:
     words = functional.pad(octets, (0, -count % group)).view(WORDS[group])
     # Neighbours first, then pairs of them, and so on: their bits come to lie side by side.
     for step in range(group.bit_length() - 1):
-        first = masked_fields(group, bits, step)
+        first = bits_of_runs(group, bits, step)
         words = (words >> ((8 - bits) << step)).bitwise_and_(first << (bits << step)).bitwise_or_(words & first)
     if group * bits == 8:
         return words.to(torch.uint8)
@@ -68,12 +68,12 @@ def spread(packed: Tensor, bits: int, count: int) -> Tensor:
     rows = functional.pad(packed, (0, -len(packed) % filled)).view(-1, filled)
     words = packed.to(WORDS[group]) if filled == 1 else functional.pad(rows, (0, group - filled)).view(WORDS[group]).flatten()
     for step in reversed(range(group.bit_length() - 1)):
-        first = masked_fields(group, bits, step)
+        first = bits_of_runs(group, bits, step)
         words = (words << ((8 - bits) << step)).bitwise_and_(first << (8 << step)).bitwise_or_(words & first)
     return words.view(torch.uint8)[:count]
 
 
-def masked_fields(group: int, bits: int, step: int) -> int:
+def bits_of_runs(group: int, bits: int, step: int) -> int:
     """Return a word with ones where every second run of 2^step codes lies, its bits together at the bottom of as many bytes."""
     return sum((2 ** (bits << step) - 1) << place for place in range(0, 8 * group, 16 << step))
 

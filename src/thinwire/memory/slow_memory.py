@@ -1,8 +1,8 @@
-"""Slow memory: where a stage's activations wait for their backward. A file for a CPU stage, pinned host memory for a GPU stage.
+"""Slow memory: where a stage's activations wait for their backward. A file for a CPU stage, pinned host memory for a stage on a card.
 
 It is one run of bytes; `offload.py` says what lies where and is the only caller, from its one thread. A piece is a flat tensor of bytes.
-The file has no name from the moment it is open, so nothing is left of it however the process ends. Pinned memory is written for CUDA
-and could not be tried on the machines this was made on, which have none.
+The file has no name from the moment it is open, so nothing is left of it however the process ends. Pinned memory was tried on the strict
+device of the tests, not on a card: the machines this was made on have none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from thinwire.memory.blocks import Bandwidth
+from thinwire.util.device import pins
 from thinwire.util.system import leave_page_cache, read_at, write_at
 
 CHUNK = 2**20
@@ -187,7 +188,7 @@ def lies_in_memory(folder: Path) -> bool:
 
 
 class PinnedMemory:
-    """Slow memory of a GPU stage: host memory that the device copies to and from on a stream of its own. Not tried on a GPU yet."""
+    """Slow memory of a stage on a card: host memory that the device copies to and from on a stream of its own."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size, self.device, self.moved = aligned(size), device, 0
@@ -197,12 +198,12 @@ class PinnedMemory:
             raise ValueError(
                 f"cannot pin {self.size / 1e6:.1f} MB of host memory: {error}; raise --memory.budget so that less is offloaded"
             ) from error
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.Stream(device)
 
     def mark(self) -> Any:
         """Return a point in the computation, after which the tensors made so far can be copied."""
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
+        event = torch.Event(self.device)
+        event.record(torch.accelerator.current_stream(self.device))
         return event
 
     def write(self, place: int, pieces: Sequence[Tensor], mark: Any = None) -> None:
@@ -214,7 +215,7 @@ class PinnedMemory:
 
     def _copy(self, place: int, pieces: Sequence[Tensor], mark: Any, *, out: bool) -> None:
         assert self._memory is not None
-        with torch.cuda.stream(self._stream):
+        with self._stream:
             self._stream.wait_event(mark)
             for piece in pieces:
                 here = self._memory[place : place + len(piece)]
@@ -233,8 +234,8 @@ SlowMemory = FileMemory | PinnedMemory
 
 
 def open_slow_memory(device: torch.device, folder: Path, size: int, bytes_per_second: float | None = None) -> SlowMemory:
-    """Take slow memory for a stage on a device: a file in the folder, or host memory for a GPU."""
-    return PinnedMemory(size, device) if device.type == "cuda" else FileMemory(folder, size, bytes_per_second)
+    """Take slow memory for a stage on a device: host memory where the device copies to it by itself, else a file in the folder."""
+    return PinnedMemory(size, device) if pins(device) else FileMemory(folder, size, bytes_per_second)
 
 
 def measure_bandwidth(device: torch.device, folder: Path, bytes_per_second: float | None = None) -> Bandwidth:
