@@ -38,7 +38,7 @@ def test_equal_ends_have_no_differences():
         ({"config": {"model.width": 64.0, "codec.name": "dense"}}, "config model.width: 64 here, 64.0 there"),
         ({"config": {"model.width": 64}}, "config codec.name: 'dense' here, nothing there"),
         ({"run": "other"}, "run: 'test' here, 'other' there"),
-        ({"protocol": 1}, "protocol version: 2 here, 1 there"),
+        ({"protocol": 1}, "protocol version: 3 here, 1 there"),
         ({"stage": 3}, "place: expected replica 0 stage 1, the peer says replica 0 stage 3"),
         ({"config_hash": "0" * 64}, "config hash"),
         ({"credit": (1, 2)}, "link.credit_frames"),

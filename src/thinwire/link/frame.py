@@ -1,7 +1,7 @@
 """Frames on the wire: header, encoding, and a parser that refuses a header before it takes memory for a payload.
 
-A frame longer than `PART_BYTES` travels as parts, each with the full header and its offset, so that a more urgent frame waits for one
-part at most. Header and part fill one TLS record. Whether a frame is expected is the contract's business.
+A long frame travels as parts, each with the full header and its offset, so that a more urgent frame waits for one part at most. On a slow
+line header and part fill one TLS record; a fast one takes more at once. Whether a frame is expected is the contract's business.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import IntEnum
 from thinwire.link.errors import ProtocolError
 
 MAGIC = b"thwr"
-VERSION = 2
+VERSION = 3
 MAX_DIMS = 4
 EPOCHS = 2**31
 """Epochs are below this: a header holds them, and there is room for the next one."""
@@ -24,6 +24,9 @@ BODY = struct.Struct("<4sBBBBBxHIIIIQ4IIQQ")
 CRC = struct.Struct("<I")
 HEADER_BYTES = BODY.size + CRC.size
 PART_BYTES = 16 * 2**10 - HEADER_BYTES
+"""Least bytes of a part that is not the last of its frame."""
+MOST_PART_BYTES = 256 * 2**10 - HEADER_BYTES
+"""Most bytes of a part."""
 
 
 class Kind(IntEnum):
@@ -214,7 +217,7 @@ class Parser:
         return len(self._start) + len(self._payload)
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Frame]:
-        """Take bytes in; yield the frames they complete. A payload that lies whole in `data` is a view of it."""
+        """Take bytes in; yield the frames they complete. A payload that lies whole in `data` is a view of it, else a bytearray."""
         rest = memoryview(data)
         while True:
             if self._header is None:
@@ -222,14 +225,14 @@ class Parser:
                 if self._header is None:
                     return
             header = self._header
+            payload: memoryview | bytearray
             if not self._payload and len(rest) >= header.length:
                 payload, rest = rest[: header.length], rest[header.length :]
             else:
                 rest = self._fill(rest, header.length)
                 if self._filled < header.length:
                     return
-                payload = memoryview(self._payload)
-                self._payload = bytearray()
+                payload, self._payload = self._payload, bytearray()
             found = zlib.crc32(self._header_crc_start, zlib.crc32(payload))
             if found != header.crc32:
                 raise ProtocolError("crc32", f"{found:08x}", f"{header.crc32:08x}", "the bytes were damaged")

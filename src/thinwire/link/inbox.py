@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from thinwire.link.contract import Cursor
 from thinwire.link.errors import LinkError, ProtocolError
-from thinwire.link.frame import PART_BYTES, Channel, Frame, Header, Kind
+from thinwire.link.frame import MOST_PART_BYTES, PART_BYTES, Channel, Frame, Header, Kind
 from thinwire.link.meter import LinkMeter
 from thinwire.link.options import LinkOptions
 from thinwire.util.runtime import REAL, Runtime
@@ -69,9 +69,9 @@ class Inbox:
                 raise ProtocolError(
                     "offset", (header.offset, header.kind.name), (offset, first.kind.name), "not the next part of the frame"
                 )
-        expected = min(PART_BYTES, header.total - header.offset)
-        if header.length != expected:
-            raise ProtocolError("length", header.length, f"{expected} bytes in this part")
+        rest = header.total - header.offset
+        if not min(PART_BYTES, rest) <= header.length <= MOST_PART_BYTES:
+            raise ProtocolError("length", header.length, f"{min(PART_BYTES, rest)} to {min(MOST_PART_BYTES, rest)} bytes in this part")
 
     def _check_credit(self, header: Header) -> None:
         frames, size = self._unconsumed[header.channel]
@@ -94,7 +94,7 @@ class Inbox:
                 frames, size = self._unconsumed[channel]
                 self._unconsumed[channel] = (frames + 1, size + header.total)
             if header.length == header.total:
-                self._complete(header, bytearray(part.payload))
+                self._complete(header, part.payload if type(part.payload) is bytearray else bytearray(part.payload))
                 return True
             pending = self._pending[channel] = (header, bytearray(header.total))
         first, buffer = pending

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from thinwire.link.contract import Cursor
 from thinwire.link.errors import LinkClosed, LinkError, ProtocolError
-from thinwire.link.frame import HEADER_BYTES, PART_BYTES, UNSEQUENCED, Channel, Frame, Header, Kind, encode, pack_header
+from thinwire.link.frame import HEADER_BYTES, MOST_PART_BYTES, PART_BYTES, UNSEQUENCED, Channel, Frame, Header, Kind, encode, pack_header
 from thinwire.link.meter import LinkMeter
 from thinwire.link.options import LinkOptions
 from thinwire.util.runtime import REAL, Runtime
@@ -27,9 +27,18 @@ class Outgoing:
 
     header: Header
     view: memoryview
-    part_crcs: list[int]
+    crc: int
+    """Of the whole payload."""
     offset: int = 0
     """Where the next part begins."""
+
+    def crc_of(self, offset: int, length: int) -> int:
+        """Return the CRC of a part."""
+        return self.crc if length == len(self.view) else zlib.crc32(self.view[offset : offset + length])
+
+
+Part = tuple[int, Outgoing, int, int]
+"""Sequence number, frame, and offset and length of the part in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +62,8 @@ class Outbox:
         self._now, self._changed = runtime.now, runtime.condition()
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in Channel)
         self._urgent: deque[bytes] = deque()
-        self._retained: deque[tuple[int, Outgoing, int]] = deque()
-        self._again: deque[tuple[int, Outgoing, int]] = deque()
+        self._retained: deque[Part] = deque()
+        self._again: deque[Part] = deque()
         self._put = [(0, 0) for _ in Channel]
         self._consumed = [(0, 0) for _ in Channel]
         self._sequence = 0
@@ -70,14 +79,14 @@ class Outbox:
         data = frame.payload if type(frame.payload) is bytes else bytes(frame.payload)
         assert len(data) == header.total, "build frames with Frame.make"
         view = memoryview(data)
-        crcs = [zlib.crc32(view[at : at + PART_BYTES]) for at in range(0, max(header.total, 1), PART_BYTES)]
+        crc = zlib.crc32(view)
         with self._changed:
             self._await_credit(header, timeout)
             self._cursor.check(header)
             self._cursor.advance(header)
             frames, size = self._put[header.channel]
             self._put[header.channel] = (frames + 1, size + header.total)
-            self._queues[header.channel].append(Outgoing(header, view, crcs))
+            self._queues[header.channel].append(Outgoing(header, view, crc))
 
     def _await_credit(self, header: Header, timeout: float | None) -> None:
         def ready() -> bool:
@@ -109,7 +118,7 @@ class Outbox:
         assert frame.header.kind in UNSEQUENCED
         view = memoryview(frame.payload)
         with self._changed:
-            self._queues[frame.header.channel].append(Outgoing(frame.header, view, [zlib.crc32(view)]))
+            self._queues[frame.header.channel].append(Outgoing(frame.header, view, zlib.crc32(view)))
 
     def put_urgent(self, frame: Frame) -> None:
         """Queue a frame of the link itself before all others."""
@@ -129,22 +138,21 @@ class Outbox:
                     size += len(encoded)
                     self._meter.sent.framed[Channel.CONTROL] += len(encoded)
                     continue
-                chosen = self._next_part()
+                chosen = self._next_part(min(max(limit - size - HEADER_BYTES, PART_BYTES), MOST_PART_BYTES))
                 if chosen is None:
                     break
-                sequence, outgoing, offset = chosen
-                part = outgoing.view[offset : offset + PART_BYTES]
-                pieces.append(pack_header(outgoing.header, sequence, offset, len(part), outgoing.part_crcs[offset // PART_BYTES]))
-                pieces.append(part)
-                size += HEADER_BYTES + len(part)
+                sequence, outgoing, offset, length = chosen
+                pieces.append(pack_header(outgoing.header, sequence, offset, length, outgoing.crc_of(offset, length)))
+                pieces.append(outgoing.view[offset : offset + length])
+                size += HEADER_BYTES + length
                 frames += sequence > 0 and offset == 0
-                self._meter.sent.framed[outgoing.header.channel] += HEADER_BYTES + len(part)
-                if len(part) < PART_BYTES:
-                    break  # the next part begins a TLS record of its own, which the peer reads without copying
+                self._meter.sent.framed[outgoing.header.channel] += HEADER_BYTES + length
+                if length < PART_BYTES and limit <= HEADER_BYTES + PART_BYTES:
+                    break  # on a slow line it does not wait for what follows
         return Batch(pieces, size, frames) if pieces else None
 
-    def _next_part(self) -> tuple[int, Outgoing, int] | None:
-        """Choose the next part and number it."""
+    def _next_part(self, most: int) -> Part | None:
+        """Choose the next part, of at most so many bytes, and number it."""
         if self._again:
             self._meter.retransmitted += 1
             return self._again.popleft()
@@ -155,20 +163,20 @@ class Outbox:
             self._bye = self._sequence + 1
             header = Header(Kind.BYE, Channel.CONTROL, self._cursor.contract.epoch)
             queue = self._queues[Channel.CONTROL]
-            queue.append(Outgoing(header, memoryview(b""), [0]))
+            queue.append(Outgoing(header, memoryview(b""), 0))
         outgoing = queue[0]
-        offset = outgoing.offset
-        outgoing.offset += PART_BYTES
-        header = outgoing.header
+        offset, header = outgoing.offset, outgoing.header
+        length = min(most, header.total - offset)
+        outgoing.offset += length
         if outgoing.offset >= header.total:
             queue.popleft()
         if header.kind in UNSEQUENCED:
-            return 0, outgoing, offset
+            return 0, outgoing, offset, length
         if offset == 0 and header.kind is not Kind.BYE:
             self._meter.sent.payload[header.channel] += header.total
             self._meter.sent.frames[header.channel] += 1
         self._sequence += 1
-        part = (self._sequence, outgoing, offset)
+        part = (self._sequence, outgoing, offset, length)
         self._retained.append(part)
         return part
 

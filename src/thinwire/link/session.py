@@ -36,6 +36,8 @@ from thinwire.util.runtime import Runtime
 LOG = logging.getLogger("thinwire.link")
 SMALL_BATCH = 16 * 2**10
 LARGE_BATCH = 256 * 2**10
+QUICK_SECONDS = 0.002
+"""A network that takes the rest of a batch within this time is not slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,8 @@ class Session:
         """Whether the peer is still to hear why the link failed."""
         self._ending_at: float | None = None
         self._batch = SMALL_BATCH
+        self._blocked_at: float | None = None
+        """Since when the network has not taken all of a batch."""
         self._arrived = 0
         """Bytes that had come out at the other end when it was last asked for a sign of life, or last doubted."""
         self.heartbeat = Heartbeat(self.options)
@@ -140,6 +144,8 @@ class Session:
             return
         try:
             clear = connection.flush(now)
+            if self._blocked_at is not None:
+                self._note_speed(clear, now)
             while clear and (self.state == "open" or self.telling) and self.wire.accepts(now):
                 if self.inbox.ack_due(now) and self.state == "open":
                     self.outbox.put_urgent(self.frame(Kind.ACK, self.inbox.acknowledgement()))
@@ -148,14 +154,21 @@ class Session:
                     break
                 connection.write(batch.pieces, now, batch.frames)
                 clear = connection.flush(now)
-                # a network that takes all gets more at once; one that is slow, little, so that urgent frames find it nearly empty
-                self._batch = min(2 * self._batch, LARGE_BATCH) if clear else SMALL_BATCH
+                self._note_speed(clear, now)
         except OSError as error:
             self._lose(Problem(f"sending failed: {error.strerror or error}"), now)
             return
         self.meter.note_pace(not self.wire.accepts(now) and self.outbox.waiting, now)
         if self.telling and connection.idle and not self.outbox.waiting:
             connection.end_output()
+
+    def _note_speed(self, clear: bool, now: float) -> None:
+        """Give a network that takes all, or soon does, more at once; one that is slow, little: urgent frames find it nearly empty."""
+        if not clear:
+            self._blocked_at = now if self._blocked_at is None else self._blocked_at
+            return
+        quick = self._blocked_at is None or now - self._blocked_at <= QUICK_SECONDS
+        self._batch, self._blocked_at = min(2 * self._batch, LARGE_BATCH) if quick else SMALL_BATCH, None
 
     def streams(self) -> dict[ByteStream, bool]:
         """Return the streams to wait for, and whether for room to send as well."""
@@ -213,7 +226,7 @@ class Session:
         self.connection, self.parser = connection, parser
         connection.wire = self.wire
         self.congestion = connection.stream.congestion
-        self._batch = SMALL_BATCH
+        self._batch, self._blocked_at = SMALL_BATCH, None
         self.heartbeat.begin(now)
 
     def is_open(self) -> None:
