@@ -101,11 +101,12 @@ def fit_method(points: list[dict[str, Any]], noise: float) -> dict[str, Any] | N
 
 def notes_of(points: list[dict[str, Any]], used: list[str], parameters: int) -> list[str]:
     """Say what the fit does not rest on."""
-    notes = [f"one value of {name}: no exponent, and nothing is said of others" for name in UNITS if name not in used]
+    single = [f"{name} ({points[0][name]:,.4g})" for name in UNITS if name not in used]
+    notes = [f"one value of {', '.join(single)}: a holds there, and nothing is said of others"] if single else []
     if len(points) < 2 * parameters:
-        notes.append(f"{len(points)} rows for {parameters} parameters: little more than a line through points")
-    if single := sum(point["seeds"] == 1 for point in points):
-        notes.append(f"{single} of {len(points)} rows have one seed")
+        notes.append(f"{len(points)} points for {parameters} parameters: hardly a fit")
+    if once := sum(point["seeds"] == 1 for point in points):
+        notes.append(f"{once} of {len(points)} have one seed")
     if negative := sum(point["gap"] <= 0 for point in points):
         notes.append(f"{negative} gaps are not above zero, which no power of anything is")
     return notes
