@@ -38,7 +38,7 @@ LATER |= {"model.rope_kind": "default", "model.rope_factor": 1.0, "model.rope_co
 LATER |= {"model.rope_fast": None, "model.rope_attention_factor": None, "model.rope_truncate": True}
 LATER |= {"model.window": None, "model.window_layers": None, "model.qk_norm": "none", "model.attention_bias": "none"}
 LATER |= {"model.ffn_bias": False, "model.norm_reorder": False, "model.logit_cap": 0.0, "model.separator": None}
-LATER |= {"data.everywhere": False, "data.loss": "all"}
+LATER |= {"data.everywhere": False, "data.loss": "all", "data.buffer": None}
 LATER |= {"codec.entropy": False, "codec.rate": None, "codec.backward_rate": None, "codec.dead_zone": 0.6}
 LATER |= {"codec.rate_penalty": 1.5e-3, "codec.sample": 3.0}
 """Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""
