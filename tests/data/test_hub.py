@@ -128,3 +128,23 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(ValueError, match=r"pip install -c constraints.txt -e '.\[hf\]'"):
         open_hub("hf:name", "text")
+
+
+def test_a_dataset_that_streams_by_goes_on_at_any_sample(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows" / "train.jsonl", 300, "training")
+    whole, data = open_folder(tmp_path / "rows"), open_folder(tmp_path / "rows", buffer=20)
+    windows = [whole.train.windows.read(index).tolist() for index in range(len(whole.train))]
+    found = [data.train.sample(index).tolist() for index in range(len(windows))]
+    assert all(sorted(found[start : start + 20]) == sorted(windows[start : start + 20]) for start in range(0, len(windows), 20))
+    assert open_folder(tmp_path / "rows", buffer=20).train.sample(211).tolist() == found[211]
+
+
+def test_rows_of_a_dataset_can_be_answered(tmp_path: Path) -> None:
+    rows = tmp_path / "rows" / "train.jsonl"
+    rows.parent.mkdir()
+    rows.write_text("".join(json.dumps({"prompt": f"{number} and", "completion": f" {number + 1}"}) + "\n" for number in range(50)))
+    data = open_folder(tmp_path / "rows", loss="completions")
+    assert data.tokenizer is not None
+    sample = data.train.sample(0)
+    first, second = data.tokenizer.decode([int(each) if each >= 0 else ~int(each) for each in sample]).split(" and ")
+    assert int(second) == int(first) + 1 and data.tokenizer.decode(sample[sample >= 0].tolist()) == f" {second}"

@@ -58,8 +58,8 @@ def test_cold_warm_and_fresh_caches_give_the_same(tmp_path: Path) -> None:
 def test_the_second_use_neither_trains_nor_tokenizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_text(tmp_path / "a.txt")
     cold = everything(open_data(config, MODEL, 0))
-    monkeypatch.setattr("thinwire.data.open.train_tokenizer", None)
-    monkeypatch.setattr("thinwire.data.open.encode_pieces", None)
+    monkeypatch.setattr("thinwire.data.parts.train_tokenizer", None)
+    monkeypatch.setattr("thinwire.data.parts.encode_pieces", None)
     assert everything(open_data(config, MODEL, 0)) == cold
 
 
@@ -172,6 +172,6 @@ def test_stdlib_trains_and_opens_from_the_cache_the_second_time(tmp_path: Path, 
     assert data.bytes_per_token is not None
     assert 1.8 < data.bytes_per_token < 4
     for name in ("train_tokenizer", "encode_pieces"):
-        monkeypatch.delattr(f"thinwire.data.open.{name}")  # nothing is done again
+        monkeypatch.delattr(f"thinwire.data.parts.{name}")  # nothing is done again
     again = open_data(config, model, 0)
     assert everything(again) == everything(data)

@@ -27,6 +27,7 @@ VERBS = {
     "export": ("write a run's checkpoint as a plain Hugging Face Llama folder", "thinwire.hf.export:main"),
     "import": ("start a run from a Hugging Face Llama folder", "thinwire.hf.importing:main"),
     "generate": ("write text with a finished or stopped run", "thinwire.cli.generate:main"),
+    "data": ("tokenise a text or dataset into token shards", "thinwire.cli.data:main"),
     "memory": ("say how a stage would fit into a memory budget, and what that costs", "thinwire.cli.memory:main"),
     "compare": ("judge boundary methods or exchanges by time to loss over links", "thinwire.cli.compare:main"),
     "selftest": ("try codecs, exchanges and a few steps on this machine's device", "thinwire.cli.selftest:main"),

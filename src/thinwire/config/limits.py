@@ -23,6 +23,7 @@ LARGEST: tuple[tuple[int, str], ...] = (
     (10**9, "train.seconds link.ping_seconds link.silent_seconds link.reconnect_seconds link.standby_seconds"),
     (2**32 - 1, "train.steps train.warmup train.checkpoint_every train.validate_every"),
     (10**15, "data.max_tokens"),
+    (2**32, "data.buffer"),
 )
 """The largest values, far beyond what anyone trains: a slip of the finger is refused before a loop or an allocation meets it."""
 LARGEST_MARKED = 2**31 - 1
@@ -39,7 +40,7 @@ LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("above 0", lambda value: 0 < value < math.inf, "model.rope_factor model.rope_slow model.rope_fast model.rope_attention_factor"),
     ("at least 0", lambda value: 0 <= value < math.inf, "model.logit_cap adapter.rank"),
     ("above 0", lambda value: 0 < value < math.inf, "adapter.alpha"),
-    ("at least 1", lambda value: value >= 1, "data.max_tokens train.steps train.batch train.validation_sequences"),
+    ("at least 1", lambda value: value >= 1, "data.max_tokens data.buffer train.steps train.batch train.validation_sequences"),
     ("at least 1", lambda value: value >= 1, "pipeline.stages pipeline.microbatches replicas.count"),
     ("above 0", lambda value: 0 < value < math.inf, "model.rope_theta model.norm_eps train.seconds train.rate train.muon_rate train.eps"),
     (

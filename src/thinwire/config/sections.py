@@ -118,13 +118,15 @@ class DataConfig:
     """Where the tokens come from."""
 
     source: str = "stdlib"
-    """`stdlib`, a text file or glob, a glob of `.bin` token shards, or `hf:NAME[:CONFIG]`."""
+    """`stdlib`, a text file or glob, a glob of `.bin` token shards, or `hf:NAME[:CONFIG]`; several with weights: 'a.txt:2,b/*.txt:1'."""
     tokenizer: str = "train"
     """`train` (byte-level BPE on the source, cached), a `tokenizer.json`, or `hf:NAME`."""
     text_column: str = "text"
     """Column of a Hugging Face dataset that holds the text."""
     max_tokens: int = 50_000_000
     """Most tokens taken from the source for each split."""
+    buffer: int | None = None
+    """Windows to draw from while a text or dataset streams by; unset: it is tokenised first, and drawn from as a whole."""
     cache: str = "~/.cache/thinwire"
     """Folder for trained tokenizers and token files."""
     loss: Literal["all", "completions"] = "all"

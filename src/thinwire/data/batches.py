@@ -71,22 +71,19 @@ class Windows:
         return np.stack([self.read(index * self.count // taken) for index in range(taken)])
 
 
-class Batches:
-    """Hand out training windows in a new seeded order each epoch."""
+class Samples:
+    """What a run trains on, by global sample index."""
 
-    def __init__(self, windows: Windows, seed: int) -> None:
-        self.windows = windows
-        self.seed = seed
-
-    def __len__(self) -> int:
-        """Return the samples in one epoch."""
-        return len(self.windows)
+    marked = False
+    """Whether ids say which of them count in the loss."""
+    tokens: int | None = None
+    """How many tokens there are; None: not known."""
+    epoch: int | None = None
+    """Samples until one may come again; None: not known."""
 
     def sample(self, index: int) -> np.ndarray:
         """Return the sample of a global index, int64 of T+1."""
-        assert index >= 0, index
-        epoch, position = divmod(index, len(self.windows))
-        return self.windows.read(permute(position, len(self.windows), f"{self.seed}/{epoch}"))
+        raise NotImplementedError
 
     def batch(self, first_index: int, count: int, step: range | None = None) -> np.ndarray:
         """Return samples `first_index` to `first_index + count`, int64 of B x (T+1); marked ones B x (T+2), see `bits/targets.py`.
@@ -95,7 +92,24 @@ class Batches:
         """
         assert count >= 1, count
         own = np.stack([self.sample(first_index + offset) for offset in range(count)])
-        if not self.windows.marked:
+        if not self.marked:
             return own
         others = () if step is None else (index for index in step if not first_index <= index < first_index + count)
         return add_number(own, count_targets(own) + sum(count_targets(self.sample(index)[None]) for index in others))
+
+
+class Batches(Samples):
+    """Hand out training windows in a new seeded order each epoch."""
+
+    def __init__(self, windows: Windows, seed: int) -> None:
+        self.windows, self.seed = windows, seed
+        self.marked, self.tokens, self.epoch = windows.marked, windows.tokens, len(windows)
+
+    def __len__(self) -> int:
+        """Return the samples in one epoch."""
+        return len(self.windows)
+
+    def sample(self, index: int) -> np.ndarray:
+        assert index >= 0, index
+        epoch, position = divmod(index, len(self.windows))
+        return self.windows.read(permute(position, len(self.windows), f"{self.seed}/{epoch}"))

@@ -32,21 +32,29 @@ class HubSource:
 
     def pieces(self, split: Split) -> Iterator[tuple[str, bool]]:
         """Yield the texts of a split, each a whole document."""
-        for _, row in self.rows(split):
+        return ((text, True) for text, _ in self.numbered(split, 0))
+
+    def numbered(self, split: Split, first: int) -> Iterator[tuple[str, tuple[int, bool]]]:
+        """Yield the texts of a split from row `first` on, with the numbers of their rows."""
+        for number, row in self._rows(split, first):
             text = self._text(row)
             if text:
-                yield text, True
+                yield text, (number, True)
 
     def rows(self, split: Split) -> Iterator[Row]:
-        """Yield the rows of a split."""
+        """Yield the rows of a split, and where they stand."""
+        return ((f"{self.name} row {number + 1}", row) for number, row in self._rows(split))
+
+    def _rows(self, split: Split, first: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows of a split with their numbers, from number `first` on."""
         splits = self._load()
         if "train" not in splits:
             raise ValueError(f"data.source {self.name!r} has the splits {sorted(splits)}, but no 'train': use a dataset that has one")
         own = next((name for name in ("validation", "test") if name in splits), None)
         documents = splits["train"] if split == "train" or own is None else splits[own]
-        for number, row in enumerate(documents):
+        for number, row in enumerate(documents.skip(first) if first else documents, start=first):
             if own is not None or in_validation(str(number)) == (split == "validation"):
-                yield f"{self.name} row {number + 1}", row
+                yield number, row
 
     def _text(self, row: dict[str, Any]) -> str:
         """Return the text of a row, empty where the column holds nothing."""

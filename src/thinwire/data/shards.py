@@ -1,6 +1,7 @@
 """Read and write `.bin` token shards in the layout of the nanoGPT speedruns.
 
-A shard is 256 int32 (magic, version, number of tokens, zeros) and then that many uint16 tokens, little-endian. No tokenizing here.
+A shard is 256 int32 (magic, version, number of tokens, zeros) and then that many uint16 tokens, little-endian. Ids above 65535 make it one
+of version 2, which is ours: its tokens are uint32. No tokenizing here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from thinwire.data.stream import Piece, clip
 from thinwire.util.files import atomic_file
 
 MAGIC = 20240520
-VERSION = 1
+FORMATS = {1: "<u2", 2: "<u4"}
+"""Tokens by version."""
 HEADER_BYTES = 256 * 4
 
 
@@ -27,13 +29,14 @@ def write_shard(path: str | Path, tokens: Sequence[int] | np.ndarray) -> None:
             f"flatten the tokens, or split them over several shards"
         )
     low, high = int(tokens_N.min()), int(tokens_N.max())
-    if low < 0 or high > 65535:
-        raise ValueError(f"{path}: a shard holds ids from 0 to 65535, got {low} to {high}: use a tokenizer of at most 65536 entries")
+    if low < 0 or high >= 2**31:
+        raise ValueError(f"{path}: a shard holds ids from 0 to {2**31 - 1}, got {low} to {high}: give the ids of a tokenizer")
+    version = 1 if high <= 65535 else 2
     header = np.zeros(256, dtype="<i4")
-    header[:3] = MAGIC, VERSION, len(tokens_N)
+    header[:3] = MAGIC, version, len(tokens_N)
     with atomic_file(Path(path)) as file:
         file.write(header.tobytes())
-        file.write(tokens_N.astype("<u2").tobytes())
+        file.write(tokens_N.astype(FORMATS[version]).tobytes())
 
 
 def open_shard(path: Path) -> np.ndarray:
@@ -47,17 +50,17 @@ def open_shard(path: Path) -> np.ndarray:
             f"{path} starts with {magic}, not with the shard magic {MAGIC}: it is no token shard or is damaged; "
             f"write it with thinwire.data.shards.write_shard, or give text files a name that does not end in .bin"
         )
-    if version != VERSION:
-        raise ValueError(f"{path} is a shard of version {version}, only {VERSION} is known: write it again with write_shard")
+    if version not in FORMATS:
+        raise ValueError(f"{path} is a shard of version {version}, only 1 and 2 are known: write it again with write_shard")
     if count <= 0:
         raise ValueError(f"{path} says it holds {count} tokens: remove it or write it again")
-    expected = HEADER_BYTES + 2 * count
+    expected = HEADER_BYTES + np.dtype(FORMATS[version]).itemsize * count
     if size != expected:
         raise ValueError(
             f"{path} is {size} bytes, but its header says {count} tokens, which is {expected} bytes: "
             f"it was cut short or damaged; copy or write the shard again"
         )
-    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+    return np.memmap(path, dtype=FORMATS[version], mode="r", offset=HEADER_BYTES, shape=(count,))
 
 
 def split_shards(paths: Sequence[Path], max_tokens: int) -> tuple[list[Piece], list[Piece]]:

@@ -12,6 +12,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +51,11 @@ class FileSource:
         """Yield pieces of text with whether each one ends its document."""
         for span in self.train if split == "train" else self.validation:
             yield from read_pieces(span)
+
+    def numbered(self, split: Split, first: int) -> Iterator[tuple[str, tuple[int, bool]]]:
+        """Yield pieces of text from number `first` on, with their numbers and whether each one ends its document."""
+        for number, (text, ends) in islice(enumerate(self.pieces(split)), first, None):
+            yield text, (number, ends)
 
 
 def in_validation(key: str) -> bool:

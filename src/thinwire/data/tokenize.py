@@ -24,6 +24,8 @@ SMALLEST_VOCABULARY = 257
 GROUP_CHARACTERS = 1 << 21
 Worded = TypeVar("Worded", bound=tuple[str, Any])
 """A text and what belongs to it."""
+Numbered = tuple[str, tuple[int, bool]]
+"""A piece of text, its number, and whether it ends its document."""
 
 
 def train_tokenizer(pieces: Iterable[tuple[str, bool]], total_bytes: int | None, vocabulary: int) -> Tokenizer:
@@ -107,10 +109,22 @@ def check_separator(tokenizer: Tokenizer, separator: int | None) -> None:
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Iterable[tuple[str, bool]], limit: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yield ids and the UTF-8 bytes they stand for, an end token after each document, `limit` ids in all."""
+    for _, ids_N, text in _encode(tokenizer, ((text, (0, ends)) for text, ends in pieces), limit):
+        yield ids_N, len(text.encode())
+
+
+def encode_numbered(tokenizer: Tokenizer, pieces: Iterable[Numbered], limit: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the number of each piece and its ids, an end token after each document, `limit` ids in all."""
+    for number, ids_N, _ in _encode(tokenizer, pieces, limit):
+        yield number, ids_N
+
+
+def _encode(tokenizer: Tokenizer, pieces: Iterable[Numbered], limit: int) -> Iterator[tuple[int, np.ndarray, str]]:
+    """Yield number, ids and text of each piece."""
     end = end_token(tokenizer)
     for group in group_pieces(pieces):
         encodings = tokenizer.encode_batch_fast([text for text, _ in group], add_special_tokens=False)
-        for (text, ends_document), encoding in zip(group, encodings, strict=True):
+        for (text, (number, ends_document)), encoding in zip(group, encodings, strict=True):
             ids = encoding.ids
             if len(ids) > limit:
                 offsets = tokenizer.encode(text, add_special_tokens=False).offsets
@@ -118,7 +132,7 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Iterable[tuple[str, bool]], limi
             if ends_document and end is not None and len(ids) < limit:
                 ids = [*ids, end]
             limit -= len(ids)
-            yield np.array(ids, dtype=np.uint32), len(text.encode())
+            yield number, np.array(ids, dtype=np.uint32), text
             if not limit:
                 return
 

@@ -110,8 +110,8 @@ def read_data(training: Training) -> Data:
     config, train = training.config, training.config.train
     training.report({"reading": f"data.source {config.data.source!r}"})
     data = open_data(config.data, config.model, config.seed, training.report)
-    if training.group.replica == 0 and training.has_first:
-        tokens = {"corpus": data.train.windows.tokens, "tokens_per_step": train.batch * config.model.context}
-        passes = train.steps * train.batch / len(data.train)
+    if training.group.replica == 0 and training.has_first and data.train.epoch is not None and data.train.tokens is not None:
+        tokens = {"corpus": data.train.tokens, "tokens_per_step": train.batch * config.model.context}
+        passes = train.steps * train.batch / data.train.epoch
         training.report({**tokens, "steps": train.steps, "passes": passes, "limited": train.seconds is not None})
     return data

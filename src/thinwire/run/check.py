@@ -12,6 +12,7 @@ from dataclasses import replace
 from thinwire.config.limits import check_batch, check_link, check_numbers, check_replicas, check_workers
 from thinwire.config.registry import CODECS
 from thinwire.config.sections import RunConfig
+from thinwire.data.weights import parse_mixture
 from thinwire.model.adapter_targets import target_layers
 from thinwire.model.architecture import find_architecture
 from thinwire.model.cut import constrained_layers, cut_layers
@@ -101,7 +102,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """Write down where the data is, wherever the run goes on, and how many layers are free: then another cut is the same network."""
 
     data = config.data
-    config = replace(config, data=replace(data, source=absolute(data.source, "stdlib"), tokenizer=absolute(data.tokenizer, "train")))
+    config = replace(config, data=replace(data, source=absolute_sources(data.source), tokenizer=absolute(data.tokenizer, "train")))
     if config.model.free_layers is not None or not CODECS.load(config.codec.name).constrains:
         return config
     last = cut_layers(config.model.layers, config.pipeline.stages, config.pipeline.split)[-1]
@@ -111,3 +112,11 @@ def resolve(config: RunConfig) -> RunConfig:
 def absolute(source: str, name: str) -> str:
     """Return a path or glob of data from the root on; a name that stands for data, or is of the Hub, stays."""
     return source if source == name or source.startswith("hf:") else os.path.abspath(os.path.expanduser(source))
+
+
+def absolute_sources(source: str) -> str:
+    """Return the paths of a source, or of several with weights, from the root on."""
+    sources = parse_mixture(source)
+    if len(sources) == 1:
+        return absolute(source, "stdlib")
+    return ",".join(f"{absolute(name, 'stdlib')}:{float(weight):.12g}" for name, weight in sources)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from thinwire.config.sections import RunConfig
-from thinwire.data.open import check_source
+from thinwire.data.open import source_files
 from thinwire.data.tokenize import check_fits, load_tokenizer
 from thinwire.model.architecture import find_architecture
 from thinwire.model.cut import cut_layers
@@ -41,7 +41,7 @@ def check_inputs(config: RunConfig, run: Path, *, reads_data: bool = True, stage
 def check_data(config: RunConfig) -> None:
     """Refuse a source or a tokenizer that is not there, or a cache that cannot be written to; nothing is fetched."""
     data, name = config.data, config.data.tokenizer
-    is_text = not any(path.suffix == ".bin" for path in check_source(data))
+    is_text = not any(path.suffix == ".bin" for path in source_files(data))
     if name != "train" and (not name.startswith("hf:") or os.path.exists(os.path.expanduser(name.removeprefix("hf:")))):
         check_fits(load_tokenizer(name), name, config.model.vocabulary)
     if is_text:
