@@ -34,7 +34,7 @@ def test_it_takes_less_memory():
         hidden_BTD = torch.randn(4, 64, 16, requires_grad=True)
         with Live([hidden_BTD, head.weight]) as live:
             if name == "fused":
-                loss = fused_loss(hidden_BTD, head, targets_BT)
+                loss = fused_loss(hidden_BTD, head.weight, targets_BT)
                 assert loss is not None
             else:
                 loss = nn.functional.cross_entropy(head(hidden_BTD).flatten(0, 1), targets_BT.flatten())
