@@ -137,6 +137,29 @@ def test_groups_have_rates_of_their_own():
     assert found["layers.2.ffn.up.weight"] == 0.01 and found["layers.2.ffn_norm.weight"] == 0.025
 
 
+@pytest.mark.parametrize("optimizer", ["shared", "adamw", "muon"])
+def test_the_running_mean_follows_the_weights_and_changes_none(optimizer):
+    weights = []
+    for decay in (0.0, 0.75):
+        pipeline = make_pipeline("subspace", rank=6)
+        stage = pipeline.stages[0]
+        each = StageOptimizer(stage, TrainConfig(optimizer=optimizer, ema=decay))
+        seen = []
+        for step in range(3):
+            pipeline.step(random_ids(seed=step), step, 4 * step)
+            each.step(1.0, 1.0)
+            each.average()
+            seen.append({name: value.detach().clone() for name, value in stage.trained().items()})
+        weights.append(seen[-1])
+    state = each.state_tensors()
+    assert {name: tensor.shape for name, tensor in state.items()} == {
+        f"{name}/{label}": form.shape for name, forms in each.state_forms().items() for label, form in forms.items()
+    }
+    for name, first in seen[0].items():
+        expected = 0.75 * (0.75 * first + 0.25 * seen[1][name]) + 0.25 * seen[2][name]
+        assert torch.allclose(state[f"{name}/ema"], expected, rtol=1e-12) and torch.equal(weights[0][name], weights[1][name]), name
+
+
 def test_clipping():
     assert clip_scale(4.0, 1.0) == 0.25 and clip_scale(0.5, 1.0) == 1.0 and clip_scale(4.0, 0) == 1.0
 

@@ -47,7 +47,11 @@ LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ),
     ("at least 0", lambda value: 0 <= value < math.inf, "model.free_layers train.clip train.weight_decay train.warmup train.threads"),
     ("at least 0", lambda value: value >= 0, "train.checkpoint_every train.validate_every train.muon_warmup"),
-    ("at least 0 and below 1", lambda value: 0 <= value < 1, "model.dropout model.output_dropout adapter.dropout train.beta1 train.beta2"),
+    (
+        "at least 0 and below 1",
+        lambda value: 0 <= value < 1,
+        "model.dropout model.output_dropout adapter.dropout train.beta1 train.beta2 train.ema",
+    ),
     ("between 0 and 1", lambda value: 0 <= value <= 1, "train.decay train.floor"),
     (f"between 0 and {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED, "seed"),
 )

@@ -168,6 +168,8 @@ class TrainConfig:
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices (not of norms, biases and embeddings)."""
+    ema: float = 0.0
+    """Decay of a running mean of the weights, which `thinwire export --ema` writes; 0: none is kept."""
     warmup: int = 50
     """Steps of linear warm-up."""
     schedule: Literal["linear", "cosine"] = "linear"

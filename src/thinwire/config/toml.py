@@ -41,6 +41,7 @@ LATER |= {"model.ffn_bias": False, "model.norm_reorder": False, "model.logit_cap
 LATER |= {"adapter.rank": 0, "adapter.targets": "q_proj,v_proj", "adapter.alpha": 16.0, "adapter.dropout": 0.0}
 LATER |= {"adapter.base_format": None, "adapter.base": ""}
 LATER |= {"model.zero_outputs": False, "model.fused_loss": False, "train.schedule": "linear", "train.floor": 0.0}
+LATER |= {"train.ema": 0.0}
 LATER |= {"train.muon_warmup": 0, "train.embedding_rate": None, "train.head_rate": None, "train.vector_rate": None}
 LATER |= {"data.everywhere": False}
 LATER |= {"codec.entropy": False, "codec.rate": None, "codec.backward_rate": None, "codec.dead_zone": 0.6}

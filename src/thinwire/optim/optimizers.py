@@ -19,7 +19,9 @@ from thinwire.model.stage import Stage
 from thinwire.model.subspace.drift import carry_over
 
 # Tensors of optimizer state that live in coordinates, by how a move of the basis carries them over.
-LINEAR_STATE = ("exp_avg", "momentum_buffer")
+EMA = "ema"
+"""The running mean of the weights."""
+LINEAR_STATE = ("exp_avg", "momentum_buffer", EMA)
 SQUARED_STATE = ("exp_avg_sq",)
 EARLY_MOMENTUM, MOMENTUM = 0.85, 0.95
 """Of Muon, where it is warmed up and behind that."""
@@ -74,7 +76,7 @@ class StageOptimizer:
     """Where the state lies between updates if it is not in memory."""
 
     def __init__(self, stage: Stage, train: TrainConfig) -> None:
-        self.axes = stage.axes
+        self.axes, self.ema = stage.axes, train.ema
         self.named = stage.trained()
         self.optimizers = list(self._assign(stage, train))
         peaks = {id(parameter): peak_rate(name, parameter, train) for name, parameter in self.named.items()}
@@ -137,6 +139,17 @@ class StageOptimizer:
         finally:
             optimizer.param_groups = groups
 
+    @torch.no_grad()
+    def average(self) -> None:
+        """Move the running mean of the weights towards them, if one is kept; it begins with the weights after their first update."""
+        for name, parameter in self.named.items() if self.ema else ():
+            state = self._state_of(parameter)
+            if EMA in state:
+                state[EMA].lerp_(parameter, 1 - self.ema)
+            elif state:  # optimizers take one that is empty for new
+                state[EMA] = parameter.detach().clone()
+            self._put_away(name)
+
     def put_away(self) -> None:
         """Let the state lie in slow memory, if it may."""
         for name in self.named:
@@ -162,7 +175,7 @@ class StageOptimizer:
                     state = {"momentum_buffer": whole}
                 else:
                     state = {"exp_avg": whole, "exp_avg_sq": whole, "step": count}
-                forms[names[id(parameter)]] = state
+                forms[names[id(parameter)]] = state | ({EMA: whole} if self.ema else {})
         return forms
 
     def state_sizes(self) -> list[list[int]]:

@@ -104,6 +104,8 @@ class Trainer(Training):
         for optimizer, rotation_KK in zip(self.optimizers, self.compute.update_shared(step, factor), strict=False):
             optimizer.carry_over(rotation_KK)
             self.exchange.carry_over(rotation_KK, optimizer.axes)
+        for optimizer in self.optimizers:
+            optimizer.average()
         seconds = self.runtime.now() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds
