@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from helpers import relative
 from hf.support import bring_in, export, load_pipeline, our_logits, plug_in, some_ids, their_logits, train_run
+from runs import train
 from thinwire import checkpoint
 from thinwire.checkpoint.safetensors import Piece
 from thinwire.cli import main as cli
@@ -209,3 +210,15 @@ def test_a_format_that_cannot_hold_the_weights_is_refused():
     large = Piece("x", (2,), torch.float16, lambda start, stop: torch.tensor([1.0, 1e6]))
     with pytest.raises(ValueError, match=r"x has values that torch.float16 cannot hold; choose another --dtype"):
         list(large.chunks())
+
+
+def test_the_running_mean_goes_out_and_a_resume_keeps_it(settings_file, run, tmp_path):
+    words = ("--train.ema", "0.5", "--codec.name", "dense", "--train.decay", "0", "--train.validate_every", "0")
+    whole, half = train_run(settings_file, tmp_path / "whole", *words), tmp_path / "half"
+    train(settings_file, half, *words, "--train.steps", "2")
+    train(settings_file, half, *words, "--train.steps", "3", "--resume")
+    means = [load_file(export(each, each.with_name(f"{each.name}-mean"), "--ema") / "model.safetensors") for each in (whole, half)]
+    plain = load_file(export(whole, tmp_path / "plain") / "model.safetensors")
+    assert all(torch.equal(means[0][name], means[1][name]) for name in plain)
+    assert any(not torch.equal(means[0][name], plain[name]) for name in plain)
+    assert cli.main(["export", str(run), str(tmp_path / "none"), "--ema"]) != 0 and not (tmp_path / "none").exists()

@@ -23,7 +23,7 @@ from thinwire.metrics import track
 from thinwire.metrics.progress import Progress
 from thinwire.metrics.track import JsonLines, Tracker, scalars
 from thinwire.metrics.trackers.guard import Guarded
-from thinwire.metrics.trackers.open import open_trackers
+from thinwire.metrics.trackers.open import EXTRAS, open_trackers
 from thinwire.metrics.view import RunView
 from thinwire.run.command import parse_train
 
@@ -228,7 +228,7 @@ def test_a_missing_package_is_refused_before_anything_is_made(name, config, tmp_
     monkeypatch.setitem(sys.modules, name, None)  # an import of it now fails
     assert cli.main(["train", "--config", config, "--run", str(tmp_path / "r"), "--track", name]) == 2
     message = capsys.readouterr().err
-    for part in (f"--track {name}", f"needs the package {name}", "pip install -c constraints.txt -e '.[track"):
+    for part in (f"--track {name}", f"needs the package {name}", f"pip install -c constraints.txt -e '.[{EXTRAS[name]}]'"):
         assert part in message
     assert not (tmp_path / "r").exists()
 

@@ -10,7 +10,7 @@ import torch
 from helpers import make_pipeline, parameters, random_ids, relative
 from oracle import ProjectedAdamW, fixed_table, wide_form
 from thinwire.config.sections import TrainConfig
-from thinwire.optim.optimizers import StageOptimizer, clip_scale, rate_factor
+from thinwire.optim.optimizers import StageOptimizer, clip_scale, muon_momentum, rate_factor
 
 
 def run_both(steps: int, train: TrainConfig):
@@ -102,6 +102,62 @@ def test_rate_schedule():
     assert factors[0] == 0.1 and factors[9:80] == [1.0] * 71
     assert factors[99] == pytest.approx(0.05) and factors[80:] == sorted(factors[80:], reverse=True)
     assert rate_factor(0, TrainConfig(warmup=0)) == 1.0
+
+
+def test_cosine_and_floor():
+    train = TrainConfig(steps=100, warmup=10, schedule="cosine", floor=0.1)
+    factors = [rate_factor(step, train) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1) and factors[9] == factors[10] == 1.0
+    assert factors[55] == pytest.approx(0.1 + 0.9 * 0.5) and 0.1 < factors[99] < 0.101
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert rate_factor(99, TrainConfig(steps=100, warmup=10, floor=0.5)) == pytest.approx(0.5 + 0.5 * 0.05)
+
+
+def test_momentum_of_muon_grows():
+    train = TrainConfig(muon_warmup=4)
+    assert [muon_momentum(step, train) for step in (0, 2, 4, 100)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
+    assert muon_momentum(0, TrainConfig()) == 0.95
+    pipeline = make_pipeline("dense")
+    optimizer = StageOptimizer(pipeline.stages[0], TrainConfig(optimizer="muon"))
+    pipeline.step(random_ids(), 0, 0)
+    optimizer.step(1.0, 1.0, 0.85)
+    momenta = [group["momentum"] for each in optimizer.optimizers for group in each.param_groups if "momentum" in group]
+    assert momenta and set(momenta) == {0.85}
+
+
+def test_groups_have_rates_of_their_own():
+    train = TrainConfig(optimizer="muon", rate=1e-3, muon_rate=0.02, embedding_rate=0.3, head_rate=0.004, vector_rate=0.05)
+    found = {}
+    for stage in make_pipeline("dense").stages:
+        optimizer = StageOptimizer(stage, train)
+        optimizer.step(0.5, 1.0)
+        names = {id(parameter): name for name, parameter in optimizer.named.items()}
+        found |= {names[id(g["params"][0])]: g["lr"] for each in optimizer.optimizers for g in each.param_groups}
+    assert found["embedding.weight"] == 0.15 and found["head.weight"] == 0.002 and found["norm.weight"] == 0.025
+    assert found["layers.2.ffn.up.weight"] == 0.01 and found["layers.2.ffn_norm.weight"] == 0.025
+
+
+@pytest.mark.parametrize("optimizer", ["shared", "adamw", "muon"])
+def test_the_running_mean_follows_the_weights_and_changes_none(optimizer):
+    weights = []
+    for decay in (0.0, 0.75):
+        pipeline = make_pipeline("subspace", rank=6)
+        stage = pipeline.stages[0]
+        each = StageOptimizer(stage, TrainConfig(optimizer=optimizer, ema=decay))
+        seen = []
+        for step in range(3):
+            pipeline.step(random_ids(seed=step), step, 4 * step)
+            each.step(1.0, 1.0)
+            each.average()
+            seen.append({name: value.detach().clone() for name, value in stage.trained().items()})
+        weights.append(seen[-1])
+    state = each.state_tensors()
+    assert {name: tensor.shape for name, tensor in state.items()} == {
+        f"{name}/{label}": form.shape for name, forms in each.state_forms().items() for label, form in forms.items()
+    }
+    for name, first in seen[0].items():
+        expected = 0.75 * (0.75 * first + 0.25 * seen[1][name]) + 0.25 * seen[2][name]
+        assert torch.allclose(state[f"{name}/ema"], expected, rtol=1e-12) and torch.equal(weights[0][name], weights[1][name]), name
 
 
 def test_clipping():

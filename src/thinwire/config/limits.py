@@ -21,7 +21,7 @@ LARGEST: tuple[tuple[int, str], ...] = (
     (2**20, "model.width model.head_dim model.ffn train.batch train.validation_sequences"),
     (2**24, "model.vocabulary model.context model.rope_context model.window"),
     (10**9, "train.seconds link.ping_seconds link.silent_seconds link.reconnect_seconds link.standby_seconds"),
-    (2**32 - 1, "train.steps train.warmup train.checkpoint_every train.validate_every"),
+    (2**32 - 1, "train.steps train.warmup train.muon_warmup train.checkpoint_every train.validate_every"),
     (10**15, "data.max_tokens"),
     (2**32, "data.buffer"),
 )
@@ -39,7 +39,7 @@ LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("at least 1", lambda value: value >= 1, "model.rope_context model.window"),
     ("above 0", lambda value: 0 < value < math.inf, "model.rope_factor model.rope_slow model.rope_fast model.rope_attention_factor"),
     ("at least 0", lambda value: 0 <= value < math.inf, "model.logit_cap adapter.rank"),
-    ("above 0", lambda value: 0 < value < math.inf, "adapter.alpha"),
+    ("above 0", lambda value: 0 < value < math.inf, "adapter.alpha train.embedding_rate train.head_rate train.vector_rate"),
     ("at least 1", lambda value: value >= 1, "data.max_tokens data.buffer train.steps train.batch train.validation_sequences"),
     ("at least 1", lambda value: value >= 1, "pipeline.stages pipeline.microbatches replicas.count"),
     ("above 0", lambda value: 0 < value < math.inf, "model.rope_theta model.norm_eps train.seconds train.rate train.muon_rate train.eps"),
@@ -49,9 +49,13 @@ LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "link.pace_mbps link.ping_seconds link.silent_seconds link.reconnect_seconds link.standby_seconds train.stuck_seconds",
     ),
     ("at least 0", lambda value: 0 <= value < math.inf, "model.free_layers train.clip train.weight_decay train.warmup train.threads"),
-    ("at least 0", lambda value: value >= 0, "train.checkpoint_every train.validate_every"),
-    ("at least 0 and below 1", lambda value: 0 <= value < 1, "model.dropout model.output_dropout adapter.dropout train.beta1 train.beta2"),
-    ("between 0 and 1", lambda value: 0 <= value <= 1, "train.decay"),
+    ("at least 0", lambda value: value >= 0, "train.checkpoint_every train.validate_every train.muon_warmup"),
+    (
+        "at least 0 and below 1",
+        lambda value: 0 <= value < 1,
+        "model.dropout model.output_dropout adapter.dropout train.beta1 train.beta2 train.ema",
+    ),
+    ("between 0 and 1", lambda value: 0 <= value <= 1, "train.decay train.floor"),
     (f"between 0 and {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED, "seed"),
 )
 """What a number must be, the test for it, and the fields it goes for."""

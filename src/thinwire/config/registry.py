@@ -128,6 +128,7 @@ TRACKERS = Registry(
     {
         "tensorboard": ("thinwire.metrics.trackers.tensorboard:TensorBoard", "curves in TensorBoard"),
         "trackio": ("thinwire.metrics.trackers.trackio:Trackio", "curves in Trackio"),
+        "wandb": ("thinwire.metrics.trackers.wandb:WeightsAndBiases", "curves in Weights & Biases"),
     },
 )
 ARCHITECTURES = Registry(

@@ -87,6 +87,10 @@ class ModelConfig:
     """Use the embedding as output head. Leaves the subspace."""
     separator: int | None = None
     """Token that ends a document: attention does not cross it, positions begin anew behind it; unset: a window is read as one text."""
+    zero_outputs: bool = False
+    """Begin with zeros in the output matrices of both branches and in the head."""
+    fused_loss: bool = False
+    """Compute head and loss together, in chunks, so that no logits of a whole microbatch are in memory. Changes the last bits."""
     logit_cap: float = 0.0
     """Soft cap c of the logits: x becomes c x / sqrt(x^2 + c^2); 0 turns it off."""
 
@@ -160,6 +164,14 @@ class TrainConfig:
     """Peak learning rate."""
     muon_rate: float = 0.02
     """Peak learning rate of the matrices that Muon updates."""
+    muon_warmup: int = 0
+    """Steps over which Muon's momentum grows from 0.85 to 0.95; 0: it is 0.95 from the start."""
+    embedding_rate: float | None = None
+    """Peak learning rate of the embedding; unset: `rate`."""
+    head_rate: float | None = None
+    """Peak learning rate of the head; unset: `rate`."""
+    vector_rate: float | None = None
+    """Peak learning rate of norms and biases; unset: `rate`."""
     beta1: float = 0.9
     """Decay of the first moment."""
     beta2: float = 0.95
@@ -168,10 +180,16 @@ class TrainConfig:
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices (not of norms, biases and embeddings)."""
+    ema: float = 0.0
+    """Decay of a running mean of the weights, which `thinwire export --ema` writes; 0: none is kept."""
     warmup: int = 50
     """Steps of linear warm-up."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """After the warm-up: constant, then `linear` over the last part (`decay`); or half a `cosine` over all steps."""
     decay: float = 0.2
-    """Last share of the steps over which the rate falls linearly to zero."""
+    """Last share of the steps over which the rate falls linearly to its floor."""
+    floor: float = 0.0
+    """Share of the peak rate to which it falls."""
     checkpoint_every: int = 200
     """Steps between checkpoints, besides a first one after 10 steps or a minute; 0: only at the end."""
     validate_every: int = 100

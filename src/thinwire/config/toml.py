@@ -29,7 +29,7 @@ LOCAL |= {"pipeline.mode", "pipeline.engine", "link.standby_seconds", "memory.bu
 Paths of data are among them because it is the tokens that all workers compare, by their fingerprint.
 """
 ADJUSTABLE = frozenset({"train.steps", "train.rate", "train.muon_rate", "train.warmup", "train.decay", "pipeline.schedule"})
-ADJUSTABLE |= {"data.everywhere"}
+ADJUSTABLE |= {"train.schedule", "train.floor", "train.embedding_rate", "train.head_rate", "train.vector_rate", "data.everywhere"}
 """Fields that all workers agree on and that a resume may change: they say how to go on, not what was done."""
 RESHAPING = frozenset({"pipeline.stages", "pipeline.split", "pipeline.microbatches"})
 """Fields that are a run's shape: all its workers agree on them, and a resume may change them."""
@@ -41,6 +41,9 @@ LATER |= {"model.ffn_bias": False, "model.norm_reorder": False, "model.logit_cap
 LATER |= {"data.everywhere": False, "data.loss": "all", "data.buffer": None}
 LATER |= {"adapter.rank": 0, "adapter.targets": "q_proj,v_proj", "adapter.alpha": 16.0, "adapter.dropout": 0.0}
 LATER |= {"adapter.base_format": None, "adapter.base": ""}
+LATER |= {"model.zero_outputs": False, "model.fused_loss": False, "train.schedule": "linear", "train.floor": 0.0}
+LATER |= {"train.ema": 0.0}
+LATER |= {"train.muon_warmup": 0, "train.embedding_rate": None, "train.head_rate": None, "train.vector_rate": None}
 LATER |= {"codec.entropy": False, "codec.rate": None, "codec.backward_rate": None, "codec.dead_zone": 0.6}
 LATER |= {"codec.rate_penalty": 1.5e-3, "codec.sample": 3.0, "codec.boundary_rates": None, "codec.dither": "none", "codec.steer": "step"}
 """Fields that earlier releases did not have, with what these did: with that value workers and checkpoints do not compare them."""

@@ -17,6 +17,7 @@ from thinwire.codecs.base import DTYPES
 from thinwire.config.sections import RunConfig
 from thinwire.config.toml import CONFIG_FILE
 from thinwire.model.stage import Stage
+from thinwire.optim.optimizers import EMA
 from thinwire.run.saved import newest_whole, read_settings
 
 
@@ -59,8 +60,11 @@ class Checkpointed:
             target.copy_(tensors[name].whole())
 
 
-def open_checkpoint(run: Path, step: int | None = None) -> Checkpointed:
-    """Open a run's newest complete checkpoint, or that of a step, once the sha256 of every part has been checked."""
+def open_checkpoint(run: Path, step: int | None = None, *, ema: bool = False) -> Checkpointed:
+    """Open a run's newest complete checkpoint, or that of a step, once the sha256 of every part has been checked.
+
+    With `ema` the running mean stands for each weight that has one.
+    """
     config = read_settings(run)
     there = {checkpoint.step_of(folder): folder for folder in checkpoint.complete(run)}
     if step is not None and step not in there:
@@ -71,9 +75,16 @@ def open_checkpoint(run: Path, step: int | None = None) -> Checkpointed:
     manifests = checkpoint.parts_of(folder, copies=True)
     assert manifests is not None, "a complete checkpoint has all its parts"
     checkpoint.refuse_mixed(folder, manifests)
+    found = opened_parts(folder, manifests, "choose an older checkpoint with --step")
+    if ema and not any(name.endswith(f"/{EMA}") for part in found for name in part):
+        raise ValueError(f"--ema: {folder} holds no running mean of the weights; leave --ema out, or train with --train.ema 0.999")
     parts = [
-        {name: tensor for name, tensor in part.items() if not name.startswith((OPTIMIZER, EXCHANGE))}
-        for part in opened_parts(folder, manifests, "choose an older checkpoint with --step")
+        {
+            name: part.get(f"{OPTIMIZER}{name}/{EMA}", tensor) if ema else tensor
+            for name, tensor in part.items()
+            if not name.startswith((OPTIMIZER, EXCHANGE))
+        }
+        for part in found
     ]
     return Checkpointed(run, config, folder, manifests, parts, opened_base(folder, config) if config.adapter.rank else {})
 

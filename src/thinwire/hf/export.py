@@ -6,7 +6,7 @@ job; weights are made and written a few rows at a time. OUT appears whole or not
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +25,7 @@ from thinwire.hf.folders import new_folder, refuse_existing
 from thinwire.hf.links import copy_file
 from thinwire.hf.measure import measure_run
 from thinwire.hf.plain import pieces, why_not_plain
+from thinwire.hf.push import check_push, push_folder
 from thinwire.hf.tied import APART, tied_again, was_untied
 from thinwire.hf.tokenizer import kept_description, kept_dtype, write_json, write_tokenizer
 from thinwire.run.saved import TOKENIZER_FILE, is_tokenizer_elsewhere
@@ -50,6 +51,10 @@ class ExportCommand:
     """Step of the checkpoint; unset: the newest complete one."""
     adapter: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Write the adapter of the run alone, as peft does; otherwise the network that base and adapter make."""
+    ema: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Write the running mean of the weights (--train.ema) in place of the weights."""
+    push: str | None = None
+    """Repository on the Hugging Face Hub, such as USER/NAME, that gets the folder too; made private if it is not there."""
     sequences: int | None = None
     """Validation sequences for the losses on the card; 0 measures none; unset: as many as the run's validation takes."""
 
@@ -58,13 +63,17 @@ def main(argv: list[str]) -> None:
     """Run the `export` verb."""
     command = tyro.cli(ExportCommand, prog="thinwire export", args=argv, use_underscores=True)
     print(export(command))
+    if command.push is not None:
+        print(push_folder(command.out, command.push))
 
 
 def export(command: ExportCommand) -> str:
     """Make the folder; return what to tell the user."""
     refuse_existing(command.out, "the folder")
+    if command.push is not None:
+        check_push(command.push)
     limit = read_size(command.shard_size, "--shard-size")
-    source = open_checkpoint(command.run, command.step)
+    source = open_checkpoint(command.run, command.step, ema=command.ema)
     reason = why_not_plain(source.config)
     if reason and command.dtype:
         raise ValueError(
@@ -120,7 +129,7 @@ def write_own(folder: Path, source: Checkpointed) -> dict[str, str]:
     hashes = {}
     for index, (manifest, part) in enumerate(zip(source.manifests, source.parts, strict=True)):
         path = tensors_path(place, index)
-        hashes[path.as_posix()] = write_file(folder / path, [tensor.piece() for tensor in part.values()])
+        hashes[path.as_posix()] = write_file(folder / path, [replace(tensor.piece(), name=name) for name, tensor in part.items()])
         sealed = manifest | {"sha256": hashes[path.as_posix()], "bytes": (folder / path).stat().st_size}
         (folder / path).with_suffix(".json").write_bytes(checkpoint.encode_manifest(sealed))
     return hashes

@@ -20,6 +20,7 @@ from thinwire.model.cut import StagePlan, constrained_layers
 from thinwire.model.documents import Documents
 from thinwire.model.ends import Context, Learning, Measuring, Shared, StageCodec
 from thinwire.model.initial import EMBEDDING_STD, OwnGenerator, draw_normal
+from thinwire.model.loss import fused_loss
 from thinwire.model.names import EMBEDDING, HEAD, split_block_name
 from thinwire.model.noise import key
 from thinwire.model.stream import Stream
@@ -153,6 +154,9 @@ class Stage(nn.Module):
             return
         axis, inner = self.axes.get(name), split_block_name(name)
         written = self.architecture.writers(self.model).get(inner[1]) if inner else None
+        if self.model.zero_outputs and (written is not None or name == HEAD):
+            nn.init.zeros_(parameter)
+            return
         if name == EMBEDDING:
             # Unit size, so that a token's own features outweigh the first branches; in coordinates `fixed` plays that part.
             std = EMBEDDING_STD if axis is None else 0.02
@@ -233,7 +237,12 @@ class Stage(nn.Module):
         """Return the logits, or their mean loss where targets are given."""
         if self.constrained == self.model.layers:
             stream = self.stream.open(stream, static())
-        logits = self.head(self.norm(stream)).to(self.dtype)
+        hidden_BTD = self.norm(stream)
+        if self.model.fused_loss and targets_BT is not None:
+            weight_VD = self.head.borrowed[0] if isinstance(self.head, TiedHead) else self.head.get_parameter("weight")
+            if (loss := fused_loss(hidden_BTD, weight_VD, targets_BT)) is not None:
+                return loss
+        logits = self.head(hidden_BTD).to(self.dtype)
         if cap := self.model.logit_cap:
             logits = cap * logits * torch.rsqrt(logits.square() + cap**2)
         return logits if targets is None else targets.loss(logits)

@@ -14,13 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.config.sections import TrainConfig
-from thinwire.model.names import HEAD
+from thinwire.model.names import EMBEDDING, HEAD
 from thinwire.model.stage import Stage
 from thinwire.model.subspace.drift import carry_over
 
 # Tensors of optimizer state that live in coordinates, by how a move of the basis carries them over.
-LINEAR_STATE = ("exp_avg", "momentum_buffer")
+EMA = "ema"
+"""The running mean of the weights."""
+LINEAR_STATE = ("exp_avg", "momentum_buffer", EMA)
 SQUARED_STATE = ("exp_avg_sq",)
+EARLY_MOMENTUM, MOMENTUM = 0.85, 0.95
+"""Of Muon, where it is warmed up and behind that."""
 
 
 class SharedAdamW(torch.optim.Optimizer):
@@ -72,12 +76,14 @@ class StageOptimizer:
     """Where the state lies between updates if it is not in memory."""
 
     def __init__(self, stage: Stage, train: TrainConfig) -> None:
-        self.axes = stage.axes
+        self.axes, self.ema = stage.axes, train.ema
         self.named = stage.trained()
         self.optimizers = list(self._assign(stage, train))
+        peaks = {id(parameter): peak_rate(name, parameter, train) for name, parameter in self.named.items()}
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["peak"] = train.muon_rate if isinstance(optimizer, torch.optim.Muon) else train.rate
+                (parameter,) = group["params"]
+                group["peak"] = train.muon_rate if isinstance(optimizer, torch.optim.Muon) else peaks[id(parameter)]
 
     def _assign(self, stage: Stage, train: TrainConfig) -> Iterable[torch.optim.Optimizer]:
         """Give every parameter to one optimizer."""
@@ -103,14 +109,16 @@ class StageOptimizer:
         """Return the sum of squares of all gradients."""
         return squared_norm(p.grad for p in self.named.values() if p.grad is not None)
 
-    def step(self, factor: float, scale: float) -> None:
-        """Update with the rate at `factor` of its peak and gradients times `scale`, then clear the gradients."""
+    def step(self, factor: float, scale: float, momentum: float = MOMENTUM) -> None:
+        """Update with the rate at `factor` of its peak, gradients times `scale` and this momentum of Muon; then clear the gradients."""
         for parameter in self.named.values():
             if scale != 1.0 and parameter.grad is not None:
                 parameter.grad.mul_(scale)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
+                if isinstance(optimizer, torch.optim.Muon):
+                    group["momentum"] = momentum
             if self.offload is None:
                 optimizer.step()
             else:
@@ -130,6 +138,17 @@ class StageOptimizer:
                 self._put_away(names[id(parameter)])
         finally:
             optimizer.param_groups = groups
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Move the running mean of the weights towards them, if one is kept; it begins with the weights after their first update."""
+        for name, parameter in self.named.items() if self.ema else ():
+            state = self._state_of(parameter)
+            if EMA in state:
+                state[EMA].lerp_(parameter, 1 - self.ema)
+            elif state:  # optimizers take one that is empty for new
+                state[EMA] = parameter.detach().clone()
+            self._put_away(name)
 
     def put_away(self) -> None:
         """Let the state lie in slow memory, if it may."""
@@ -156,7 +175,7 @@ class StageOptimizer:
                     state = {"momentum_buffer": whole}
                 else:
                     state = {"exp_avg": whole, "exp_avg_sq": whole, "step": count}
-                forms[names[id(parameter)]] = state
+                forms[names[id(parameter)]] = state | ({EMA: whole} if self.ema else {})
         return forms
 
     def state_sizes(self) -> list[list[int]]:
@@ -214,8 +233,24 @@ def clip_scale(norm: float, clip: float) -> float:
 
 
 def rate_factor(step: int, train: TrainConfig) -> float:
-    """Return the share of the peak rate at a step: linear warm-up, constant, linear decay over the last part."""
+    """Return the share of the peak rate at a step: linear warm-up, then constant with a linear end, or half a cosine."""
     warm = min(1.0, (step + 1) / train.warmup) if train.warmup else 1.0
-    decay_steps = math.ceil(train.steps * train.decay)
-    left = min(1.0, (train.steps - step) / decay_steps) if decay_steps else 1.0
-    return warm * left
+    if train.schedule == "cosine":
+        done = max(0, step - train.warmup) / max(1, train.steps - train.warmup)
+        left = (1 + math.cos(math.pi * min(1.0, done))) / 2
+    else:
+        decay_steps = math.ceil(train.steps * train.decay)
+        left = min(1.0, (train.steps - step) / decay_steps) if decay_steps else 1.0
+    return warm * (train.floor + (1 - train.floor) * left)
+
+
+def muon_momentum(step: int, train: TrainConfig) -> float:
+    """Return the momentum of Muon at a step."""
+    share = min(1.0, step / train.muon_warmup) if train.muon_warmup else 1.0
+    return MOMENTUM if share == 1.0 else EARLY_MOMENTUM + share * (MOMENTUM - EARLY_MOMENTUM)
+
+
+def peak_rate(name: str, parameter: Tensor, train: TrainConfig) -> float:
+    """Return the peak rate of a parameter by its group: embedding, head, norms and biases, and the rest."""
+    own = {EMBEDDING: train.embedding_rate, HEAD: train.head_rate}.get(name, train.vector_rate if parameter.dim() < 2 else None)
+    return train.rate if own is None else own

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thinwire.metrics.track import JsonLines, last_loss
-from thinwire.optim.optimizers import clip_scale, rate_factor
+from thinwire.optim.optimizers import clip_scale, muon_momentum, rate_factor
 from thinwire.pipeline.outcome import EVALUATION, Outcome
 from thinwire.pipeline.protocols import Abandoned
 from thinwire.run.figures import step_figures
@@ -93,9 +93,9 @@ class Trainer(Training):
         """
         step, train = outcome.step, self.config.train
         self.state, self.outcome = "committing", outcome
-        scale, factor = clip_scale(outcome.norm, train.clip), rate_factor(step, train)
+        scale, factor, momentum = clip_scale(outcome.norm, train.clip), rate_factor(step, train), muon_momentum(step, train)
         for optimizer in self.optimizers:
-            optimizer.step(factor, scale)
+            optimizer.step(factor, scale, momentum)
         for optimizer in self.replicated:
             self.exchange.commit()  # what `gradients` has proposed
             waits = self.exchange.talks_after(step)  # on a thin line that takes as long as the step
@@ -105,6 +105,8 @@ class Trainer(Training):
         for optimizer, rotation_KK in zip(self.optimizers, self.compute.update_shared(step, factor), strict=False):
             optimizer.carry_over(rotation_KK)
             self.exchange.carry_over(rotation_KK, optimizer.axes)
+        for optimizer in self.optimizers:
+            optimizer.average()
         seconds = self.runtime.now() - started
         if self.position == self.started_at:
             self.first_step_seconds = seconds

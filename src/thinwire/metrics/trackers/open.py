@@ -16,7 +16,7 @@ from thinwire.config.sections import RunConfig
 if TYPE_CHECKING:
     from thinwire.metrics.track import Tracker
 
-EXTRAS = {"tensorboard": "track", "trackio": "trackio"}
+EXTRAS = {"tensorboard": "track", "trackio": "trackio", "wandb": "wandb"}
 """The extra that installs the package of a tracker, which has the tracker's name."""
 
 
