@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
-from thinwire.config.sections import RunConfig
+from thinwire.config.sections import DataConfig, RunConfig
 from thinwire.memory.account import Live
 from thinwire.model.loss import fused_loss
 from thinwire.run.check import check_architecture
@@ -62,3 +62,5 @@ def test_zero_outputs_begin_with_the_loss_of_guessing_and_learn(codec):
     assert bool(gradients(pipeline)["head.weight"].any())
     zero = {name for stage in pipeline.stages for name, each in stage.named_parameters() if not bool(each.any())}
     assert zero == {"head.weight", *(f"layers.{layer}.{name}.weight" for layer in range(4) for name in ("attention.output", "ffn.down"))}
+    with pytest.raises(ValueError, match=r"data\.loss is completions, which counts some; leave one out"):
+        check_architecture(RunConfig(model=replace(TINY, fused_loss=True), data=DataConfig(loss="completions")))
