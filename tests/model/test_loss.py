@@ -49,9 +49,11 @@ def test_without_the_operation_the_logits_are_made(monkeypatch):
     assert fused.step(random_ids(), 0, 0) == plain.step(random_ids(), 0, 0)
 
 
-def test_a_cap_between_head_and_loss_is_refused():
+def test_what_head_and_loss_together_cannot_do_is_refused():
     with pytest.raises(ValueError, match=r"model\.logit_cap 15\.0 stands between them; leave one out"):
         check_architecture(RunConfig(model=replace(TINY, fused_loss=True, logit_cap=15.0)))
+    with pytest.raises(ValueError, match=r"data\.loss is completions, which counts some; leave one out"):
+        check_architecture(RunConfig(model=replace(TINY, fused_loss=True), data=DataConfig(loss="completions")))
 
 
 @pytest.mark.parametrize("codec", ["dense", "subspace"])
@@ -62,5 +64,3 @@ def test_zero_outputs_begin_with_the_loss_of_guessing_and_learn(codec):
     assert bool(gradients(pipeline)["head.weight"].any())
     zero = {name for stage in pipeline.stages for name, each in stage.named_parameters() if not bool(each.any())}
     assert zero == {"head.weight", *(f"layers.{layer}.{name}.weight" for layer in range(4) for name in ("attention.output", "ffn.down"))}
-    with pytest.raises(ValueError, match=r"data\.loss is completions, which counts some; leave one out"):
-        check_architecture(RunConfig(model=replace(TINY, fused_loss=True), data=DataConfig(loss="completions")))
