@@ -61,6 +61,7 @@ def test_a_file_of_that_name_stays_one_source(tmp_path, monkeypatch):
 def test_paths_of_a_mixture_are_written_down_from_the_root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert absolute_sources("a.txt:2,hf:some/name:1.5,stdlib:1") == f"{tmp_path}/a.txt:2,hf:some/name:1.5,stdlib:1"
+    assert absolute_sources("a.txt:0.00001,stdlib:30") == f"{tmp_path}/a.txt:0.00001,stdlib:30"
     assert absolute_sources("a,b.txt") == f"{tmp_path}/a,b.txt"
 
 

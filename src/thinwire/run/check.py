@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from decimal import Decimal
 
 from thinwire.config.limits import check_batch, check_link, check_numbers, check_replicas, check_workers
 from thinwire.config.registry import CODECS
@@ -125,4 +126,4 @@ def absolute_sources(source: str) -> str:
     sources = parse_mixture(source)
     if len(sources) == 1:
         return absolute(source, "stdlib")
-    return ",".join(f"{absolute(name, 'stdlib')}:{float(weight):.12g}" for name, weight in sources)
+    return ",".join(f"{absolute(name, 'stdlib')}:{Decimal(weight.numerator) / weight.denominator:f}" for name, weight in sources)
