@@ -141,7 +141,7 @@ def go_on(run: Path, *words: str) -> dict:
     return json.loads((run / "summary.json").read_text())
 
 
-def test_checkpoints_hold_the_adapter_alone_and_name_the_base(settings_file, folder, tmp_path):
+def test_checkpoints_hold_the_adapter_alone_and_name_the_base(settings_file, folder, tmp_path, capsys):
     run = start_run(settings_file, folder, tmp_path / "run")
     base, digest = run / "checkpoints/base", read_config(run / CONFIG_FILE).adapter.base
     stood = {path.name: path.read_bytes() for path in base.iterdir()}
@@ -161,6 +161,16 @@ def test_checkpoints_hold_the_adapter_alone_and_name_the_base(settings_file, fol
     )
     (base / "stage-1.safetensors").write_bytes(stood["stage-1.safetensors"][:-1] + b"!")
     assert cli.main(["train", "--run", str(run), "--resume", "--train.steps", "6"]) != 0
+    told = capsys.readouterr().err
+    assert "base/stage-1.safetensors does not match" in told and "copy checkpoints/base from a machine that has it" in told
+
+
+def test_within_a_memory_budget_the_bits_are_the_same(settings_file, folder, tmp_path):
+    plain, small = (start_run(settings_file, folder, tmp_path / name) for name in ("plain", "small"))
+    found = go_on(small, "--memory.budget", "6MB")
+    assert found["model_sha256"] == go_on(plain)["model_sha256"]
+    for stage in found["memory"]:
+        assert stage["base"] > 5 * stage["parameters"] and stage["gradients"] == stage["parameters"] and stage["peak"] <= stage["budget"]
 
 
 @pytest.mark.parametrize(

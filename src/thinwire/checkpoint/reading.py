@@ -37,7 +37,7 @@ from thinwire.util.files import matching
 from thinwire.util.shown import shown
 
 Tensors = dict[str, Tensor]
-HAVE_BASE = ". Or copy checkpoints/base from a machine that has it, or import the same model again and copy it from there"
+HAVE_BASE = "copy checkpoints/base from a machine that has it, or import the same model again and copy it from there"
 """What helps when the base of an adapter is missing or damaged."""
 
 
@@ -98,7 +98,8 @@ def base_tensors(folder: Path, stage: Stage, digest: str | None) -> Tensors:
         parts = [read_part(home_of(home, manifest["stage"]), manifest) for manifest in manifests]
         merged = parts[0] if same else merge(home, parts)
     except ValueError as error:
-        raise ValueError(f"the frozen weights that the adapter of {folder} belongs to cannot be read: {error}{HAVE_BASE}") from None
+        reason = str(error).partition(";")[0]  # what would mend a checkpoint does not mend these
+        raise ValueError(f"the frozen weights that the adapter in {folder} belongs to cannot be read: {reason}; {HAVE_BASE}") from None
     return {name: merged[name] for name in stage.frozen if name in merged}
 
 

@@ -105,6 +105,6 @@ def opened_base(folder: Path, config: RunConfig) -> dict[str, Stored]:
     home = checkpoint.base_folder(folder)
     manifests = checkpoint.parts_of(home, copies=True)
     if manifests is None or any(manifest.get("base") != config.adapter.base for manifest in manifests):
-        raise ValueError(f"{home} does not hold all frozen weights that the adapter belongs to{HAVE_BASE}")
-    parts = opened_parts(home, manifests, "import the same model again and copy its checkpoints/base here")
+        raise ValueError(f"{home} does not hold all frozen weights that the adapter belongs to; {HAVE_BASE}")
+    parts = opened_parts(home, manifests, HAVE_BASE)
     return {name: tensor for part in parts for name, tensor in part.items()}

@@ -212,6 +212,8 @@ class Stage(nn.Module):
         static = Static(self.stream, ids_BT)
         if self.plan.first:
             stream = context.kept["embedded"] = self.embedding(ids_BT)
+            if self.frozen and runner is not PLAIN:  # a memory budget follows the backward of each block by the gradient of its input
+                stream = stream.requires_grad_()
         else:
             stream = self._end(self.entries)(payload, ids_BT, context)
         dropout = Dropout(self.seed, context.step, context.samples_B, context.training)
