@@ -1,9 +1,8 @@
-"""The strict device, built once, in this process and in those that it starts."""
+"""The strict device, built once, and loaded into this process where a test asks for it."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -30,9 +29,3 @@ def strict(strict_package) -> ModuleType:
     module.register()
     assert torch.accelerator.current_accelerator() == torch.device("strict")
     return module
-
-
-@pytest.fixture
-def strict_workers(strict_package, monkeypatch) -> None:
-    """Let processes that are started find the device."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(strict_package), *filter(None, [os.environ.get("PYTHONPATH")])]))
