@@ -24,7 +24,16 @@ from thinwire.pipeline.inprocess import build_codec
 from thinwire.run.check import check, resolve
 
 EQUAL = {"train.batch", "train.validation_sequences", "model.context", "model.vocabulary", "data.cache"}
-EQUAL |= {"data.source", "data.tokenizer", "data.text_column", "data.max_tokens", "replicas.count"}
+EQUAL |= {
+    "data.source",
+    "data.tokenizer",
+    "data.text_column",
+    "data.max_tokens",
+    "data.loss",
+    "data.buffer",
+    "model.separator",
+    "replicas.count",
+}
 """Settings that all specs of a comparison have in common: losses are compared at equal tokens of the same data."""
 
 LONGEST_PERIOD = 50
