@@ -92,22 +92,23 @@ class Engine:
         """Accumulate this stage's gradients of the batch's mean loss; the last stage returns the loss, the others None."""
         self.module.rows = self.rows
         losses = self._run(batch_BT1, step, first_sample, learning=True)
-        return sum(float(loss.detach()) for loss in losses) if self.module.last else None
+        return sum(losses) if self.module.last else None
 
     @torch.no_grad()
     def evaluate(self, batch_BT1: Tensor | None, step: int = 0, first_sample: int = 0, rows: int | None = None) -> list[float]:
         """Return the mean loss of each microbatch on the last stage, nothing on the others; it may be part of a batch of `rows`."""
         self.module.rows = None if self.rows is None else rows or self.batch
-        losses = self._run(batch_BT1, step, first_sample, learning=False)
-        return [float(loss) * self.microbatches for loss in losses]
+        return [loss * self.microbatches for loss in self._run(batch_BT1, step, first_sample, learning=False)]
 
-    def _run(self, batch_BT1: Tensor | None, step: int, first_sample: int, learning: bool) -> list[Tensor]:
+    def _run(self, batch_BT1: Tensor | None, step: int, first_sample: int, learning: bool) -> list[float]:
+        """Return each microbatch's share of the loss on the last stage, copied from the device at once; nothing on the others."""
         self.module.step, self.module.learning = step, learning
         samples_B = torch.arange(first_sample, first_sample + self.batch, device=self.device)
         ids_BT1 = None if batch_BT1 is None else batch_BT1.to(self.device, IDS_DTYPE)
         try:
-            return self.executor.run(ids_BT1, samples_B, learning)
+            losses = self.executor.run(ids_BT1, samples_B, learning)
         except RuntimeError:
             if self.stage.runner.problem is not None:  # torch has put it into a listing of all tensors
                 raise self.stage.runner.problem from None
             raise
+        return torch.stack(losses).tolist() if losses else []
