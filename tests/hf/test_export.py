@@ -154,7 +154,7 @@ def test_a_step_can_be_chosen(run, tmp_path, capsys):
 
 
 def fail_late(error):
-    def write_card(*arguments):
+    def write_card(*arguments, **words):
         raise error
 
     return write_card

@@ -393,6 +393,11 @@ ADJUSTABLE_WORDS = {
     "train.muon_rate": "0.5",
     "train.warmup": "3",
     "train.decay": "0.5",
+    "train.schedule": "cosine",
+    "train.floor": "0.5",
+    "train.embedding_rate": "0.5",
+    "train.head_rate": "0.5",
+    "train.vector_rate": "0.5",
     "pipeline.schedule": "gpipe",
     "data.everywhere": "true",
 }
