@@ -218,13 +218,13 @@ def compute(stages: list[SimulatedStage], step: int, ids: Tensor) -> None:
 class SimulatedData:
     """Samples that are told apart by their numbers."""
 
-    fingerprint, tokenizer_json = "simulated", None
+    fingerprint, tokenizer_json, marked = "simulated", None, False
 
     def __init__(self, config: RunConfig) -> None:
         self.context, self.vocabulary = config.model.context, config.model.vocabulary
         self.train = self.validation = self
 
-    def batch(self, first: int, count: int) -> np.ndarray:
+    def batch(self, first: int, count: int, step: range | None = None) -> np.ndarray:
         rows = np.arange(first, first + count)[:, None] * 7 + np.arange(self.context + 1)
         return rows % self.vocabulary
 
