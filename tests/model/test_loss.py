@@ -12,6 +12,7 @@ from helpers import TINY, gradients, make_pipeline, random_ids, relative
 from thinwire.config.sections import DataConfig, RunConfig
 from thinwire.memory.account import Live
 from thinwire.model.loss import fused_loss
+from thinwire.model.targets import IGNORED, Targets
 from thinwire.run.check import check_architecture
 
 
@@ -34,13 +35,26 @@ def test_it_takes_less_memory():
         hidden_BTD = torch.randn(4, 64, 16, requires_grad=True)
         with Live([hidden_BTD, head.weight]) as live:
             if name == "fused":
-                loss = fused_loss(hidden_BTD, head.weight, targets_BT)
+                loss = fused_loss(hidden_BTD, head.weight, Targets(targets_BT))
                 assert loss is not None
             else:
                 loss = nn.functional.cross_entropy(head(hidden_BTD).flatten(0, 1), targets_BT.flatten())
             loss.backward()
         peaks[name], head.weight.grad = live.peak, None
     assert peaks["fused"] < 0.6 * peaks["plain"]
+
+
+@pytest.mark.parametrize("counted", [0, 5])
+def test_tokens_that_do_not_count_are_left_out_alike(counted):
+    generator = torch.Generator().manual_seed(0)
+    hidden_BTD = torch.randn(2, 8, 16, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight_VD, labels_BT = torch.randn(40, 16, generator=generator, dtype=torch.float64), torch.full((2, 8), IGNORED)
+    labels_BT[0, :counted] = 7
+    targets = Targets(labels_BT, torch.tensor(9), 0.5)
+    fused, plain = fused_loss(hidden_BTD, weight_VD, targets), targets.loss(hidden_BTD @ weight_VD.T)
+    assert fused is not None and float(fused.detach()) == pytest.approx(float(plain.detach()), rel=1e-12)
+    gradients_of = [torch.autograd.grad(loss, hidden_BTD)[0] for loss in (fused, plain)]
+    assert torch.allclose(*gradients_of, rtol=1e-10, atol=1e-14)
 
 
 def test_without_the_operation_the_logits_are_made(monkeypatch):

@@ -242,7 +242,7 @@ class Stage(nn.Module):
         hidden_BTD = self.norm(stream)
         if self.model.fused_loss and targets is not None:
             weight_VD = self.head.borrowed[0] if isinstance(self.head, TiedHead) else self.head.get_parameter("weight")
-            if (loss := fused_loss(hidden_BTD, weight_VD, targets.labels_BT)) is not None:
+            if (loss := fused_loss(hidden_BTD, weight_VD, targets)) is not None:
                 return loss
         logits = self.head(hidden_BTD).to(self.dtype)
         if cap := self.model.logit_cap:
