@@ -43,6 +43,7 @@ def run_python(strict_package, tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_a_budget_and_a_lost_worker_change_no_bit(run_python, config, tmp_path):
     words = ("--train.steps", "4", "--train.optimizer", "adamw", "--train.validation_sequences", "2")
     plain = train(config, tmp_path / "plain", *words)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from helpers import TINY, gradients, make_pipeline, random_ids, relative
-from thinwire.config.sections import DataConfig, RunConfig
+from thinwire.config.sections import RunConfig
 from thinwire.memory.account import Live
 from thinwire.model.loss import fused_loss
 from thinwire.model.targets import IGNORED, Targets
@@ -63,11 +63,9 @@ def test_without_the_operation_the_logits_are_made(monkeypatch):
     assert fused.step(random_ids(), 0, 0) == plain.step(random_ids(), 0, 0)
 
 
-def test_what_head_and_loss_together_cannot_do_is_refused():
+def test_a_cap_between_head_and_loss_is_refused():
     with pytest.raises(ValueError, match=r"model\.logit_cap 15\.0 stands between them; leave one out"):
         check_architecture(RunConfig(model=replace(TINY, fused_loss=True, logit_cap=15.0)))
-    with pytest.raises(ValueError, match=r"data\.loss is completions, which counts some; leave one out"):
-        check_architecture(RunConfig(model=replace(TINY, fused_loss=True), data=DataConfig(loss="completions")))
 
 
 @pytest.mark.parametrize("codec", ["dense", "subspace"])

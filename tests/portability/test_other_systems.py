@@ -42,7 +42,7 @@ def programs(tmp_path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the shims look into /proc")
-@pytest.mark.parametrize("system", ["windows", "macos"])
+@pytest.mark.parametrize("system", ["windows", pytest.param("macos", marks=pytest.mark.full)])
 def test_everything_runs_with_the_same_bits(usual, programs, tmp_path, system):
     """Imports, a training in one process and its resume, one within a budget that offloads all, workers; a console of few characters."""
     config, expected = usual

@@ -59,8 +59,6 @@ def check_architecture(config: RunConfig) -> None:
             f"model.width {model.width:,}, model.ffn {model.ffn:,} and model.layers {model.layers:,} make {weights:,} weights; "
             f"choose sizes that make at most {LARGEST_MODEL:,}"
         )
-    if model.fused_loss and config.data.marked:
-        raise ValueError("model.fused_loss counts every token, and data.loss is completions, which counts some; leave one out")
     if model.fused_loss and model.logit_cap:
         raise ValueError(
             f"model.fused_loss computes head and loss together, and model.logit_cap {model.logit_cap} stands between them; leave one out"
