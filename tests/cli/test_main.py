@@ -64,10 +64,10 @@ def test_help_lists_what_can_be_named(capsys):
 @pytest.mark.parametrize(
     "word, hint",
     [
-        ("--rank", "did you mean --codec.rank?"),
+        ("--rank", "did you mean --adapter.rank or --codec.rank?"),
         ("--steps", "did you mean --train.steps?"),
         ("--dtype", "did you mean --codec.dtype or --train.dtype?"),
-        ("--train.rank", "did you mean --codec.rank?"),
+        ("--train.rank", "did you mean --adapter.rank or --codec.rank?"),
         ("--stagse", "did you mean --pipeline.stages?"),
         ("--train.step", "did you mean --train.steps?"),
         ("--buckets", "--codec.buckets is an option of anchored, nothing: choose one with --codec.name"),

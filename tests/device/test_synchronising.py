@@ -34,6 +34,10 @@ MORE: dict[str, dict[str, int]] = {
     # A factorisation in fp64, on the host.
     "lowrank": {"dominant_basis": 2 * MICROBATCHES * BOUNDARIES},
     "learned": {"update": 2 * BOUNDARIES},
+    # Where a sample's values are stored, for each microbatch at each end, and how many were known.
+    "delta": {"commit": 2 * BOUNDARIES * (MICROBATCHES + 1)},
+    # Whether a codebook has learnt anything, and which entries are hardly used: 2 levels, both directions, both ends.
+    "rvq": {"update": 2 * BOUNDARIES * (1 + 2)},
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in CODECS.names()} | {
     "bits": ("subspace", {"bits": 4, "rank": 6}),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import thinwire
 
-EXTRAS = {"trackio", "tensorboard", "datasets", "transformers", "huggingface_hub", "matplotlib", "lm_eval", "zfpy"}
+EXTRAS = {"trackio", "tensorboard", "datasets", "transformers", "huggingface_hub", "matplotlib", "lm_eval", "zfpy", "wandb"}
 ONE = ("--pipeline.stages", "1")
 RUNS = {
     "in process": (),

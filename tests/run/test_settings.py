@@ -229,7 +229,10 @@ FILES_REFUSED = [
     ("[model]\ntied_head = 1\n", ["model.tied_head is 1", "true or false"]),
     ("[codec]\nname = 3\n", ["codec.name is 3", "text"]),
     ("[codec]\nname = 'nosuch'\n", ["unknown codec 'nosuch'", "subspace"]),
-    ("[codec]\nname = 'dense'\nrank = 3\n", ["codec 'dense' has no option 'rank'", "bits, dead_zone, dtype, entropy, name"]),
+    (
+        "[codec]\nname = 'dense'\nrank = 3\n",
+        ["codec 'dense' has no option 'rank'", "bits, boundary_rates, dead_zone, dither, dtype, entropy, name"],
+    ),
     ("[codec]\nrank = 'three'\n", ["codec.rank is 'three'", "a whole number"]),
 ]
 

@@ -43,6 +43,7 @@ class SimulatedStage(nn.Module):
     def __init__(self, config: RunConfig, plan: StagePlan) -> None:
         super().__init__()
         self.plan, self.model, self.matrices, self.axes = plan, config.model, set[str](), dict[str, int]()
+        self.frozen: frozenset[str] = frozenset()
         self.layers = nn.ModuleDict({str(layer): Cell(layer) for layer in plan.layers})
         self.stream = SimpleNamespace(version=0, basis=lambda: None, fingerprint=lambda: "simulated")
         self.entry, self.exit = None if plan.first else nn.Identity(), None if plan.last else nn.Identity()

@@ -90,9 +90,9 @@ class Store(nn.Module):
         known = [self.tags_S[places_B] == tags_B for places_B, tags_B, _ in pending]
         hits = float(torch.cat(known).float().mean()) if known else 0.0
         for places_B, tags_B, values_BTD in pending:
-            for row in range(len(places_B)):
-                self.values_STD[places_B[row]] = values_BTD[row]
-                self.tags_S[places_B[row]] = tags_B[row]
+            for row, place in enumerate(places_B.tolist()):  # one after another: two of one microbatch may have the same
+                self.values_STD[place] = values_BTD[row]
+                self.tags_S[place] = tags_B[row]
         self.forget()
         self.hits = hits
 

@@ -59,7 +59,7 @@ class Codebook(Shared):
             codes_N = (left_NG @ entries_CG.T - entries_CG.square().sum(1) / 2).argmax(1)
             left_NG = left_NG - entries_CG[codes_N]
             found[level, :, :-1].index_add_(0, codes_N, left_NG.to(found.dtype))
-            found[level, :, -1] = torch.bincount(codes_N, minlength=len(entries_CG)).to(found.dtype)
+            found[level, :, -1].index_add_(0, codes_N, torch.ones_like(codes_N, dtype=found.dtype))
             codes.append(codes_N)
         return torch.stack(codes, 1), vectors_NG - left_NG, found
 

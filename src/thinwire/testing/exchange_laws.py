@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 import torch
-from safetensors.torch import load, save
+from safetensors import torch as safetensors_torch
 from torch import Tensor
 
 from thinwire.codecs.build import codec_defaults, make_codec
@@ -111,12 +111,12 @@ class Replica:
         for name, tensor in other.named.items():
             tensor.copy_(self.named[name])
         other.optimizer.load_state_tensors({name: tensor.cpu().clone() for name, tensor in self.optimizer.state_tensors().items()})
-        other.exchange.load_state(load(self.saved_state()))
+        other.exchange.load_state(safetensors_torch.load(self.saved_state()))
         return other
 
     def saved_state(self) -> bytes:
         """Return the state of the exchange as a checkpoint holds it."""
-        return save({name: tensor.cpu() for name, tensor in self.exchange.state.items()})
+        return safetensors_torch.save({name: tensor.cpu() for name, tensor in self.exchange.state.items()})
 
 
 def trained(config: RunConfig, device: torch.device = CPU) -> list[Replica]:
