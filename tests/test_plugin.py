@@ -113,7 +113,7 @@ def test_a_tracker_from_elsewhere_sees_every_step(config, tmp_path, mode):
     "made, name, files",
     [
         (install, "grouped", ("codecs/test_laws.py", "pipeline/test_codecs.py")),
-        (install_exchange, "majority", ("replicas/test_laws.py",)),
+        pytest.param(install_exchange, "majority", ("replicas/test_laws.py",), marks=pytest.mark.full),
     ],
 )
 def test_it_obeys_the_laws(tmp_path, made, name, files):

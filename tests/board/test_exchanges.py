@@ -28,6 +28,7 @@ def files(folder: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
+@pytest.mark.full
 def test_a_whole_comparison_and_again(config, capsys, monkeypatch):
     words = ("--exchange", "allreduce", "local:steps=2,packing=fp32", "--links", "20mbps_5ms")
     compare(config, *words)

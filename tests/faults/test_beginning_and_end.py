@@ -25,7 +25,7 @@ SLOW = ("--link.profile", "100mbps_10ms", "--link.reconnect_seconds", "200", "--
 
 
 @pytest.mark.parametrize("mode", [("--pipeline.mode", "inprocess"), WORKERS], ids=lambda words: words[1])
-@pytest.mark.parametrize("again", [("--resume",), ()], ids=["resumed", "begun anew"])
+@pytest.mark.parametrize("again", [("--resume",), pytest.param((), marks=pytest.mark.full)], ids=["resumed", "begun anew"])
 def test_all_killed_before_the_first_checkpoint(settings, tmp_path, mode, again):
     run = tmp_path / "run"
     alone = train(settings, tmp_path / "alone", "--train.steps", "5", *LATE)

@@ -111,7 +111,7 @@ def test_a_budget_below_the_minimum_is_refused_with_the_minimum(config, tmp_path
     )
 
 
-@pytest.mark.parametrize("engine", ["auto", "own"])
+@pytest.mark.parametrize("engine", ["auto", pytest.param("own", marks=pytest.mark.full)])
 def test_workers_within_a_budget_have_the_bits_of_the_plain_run(config, plain, tmp_path, engine):
     words = (*FOUR, "--model.context", "64", "--train.batch", "16", "--train.steps", "2")
     usual = plain(*words)

@@ -125,6 +125,7 @@ def test_what_it_does_not_declare_is_refused_by_name(config, tmp_path, capsys):
         assert reason in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_it_obeys_the_laws():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "gelu or bare or accepts"]
     result = subprocess.run([*command, str(HERE / "test_architectures.py")], capture_output=True, text=True, timeout=HANG, env=os.environ)

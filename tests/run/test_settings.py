@@ -51,7 +51,7 @@ def start(run, *argv: str) -> RunConfig:
 # Packaged configs -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", configfile.packaged())
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "small" else pytest.mark.full) for name in configfile.packaged()])
 @pytest.mark.parametrize("codec", CODECS.names())
 def test_every_packaged_config_passes_with_every_codec(name, codec):
     command = parse_train(["--config", name, "--codec.name", codec])
@@ -407,7 +407,7 @@ ADJUSTABLE_WORDS = {
 FREE_WORDS = LOCAL_WORDS | ADJUSTABLE_WORDS
 
 
-@pytest.mark.parametrize("named", [[], ["--config", "laptop"]], ids=["", "config named"])
+@pytest.mark.parametrize("named", [pytest.param([], marks=pytest.mark.full), ["--config", "laptop"]], ids=["", "config named"])
 @pytest.mark.parametrize("word", FREE_WORDS)
 def test_resume_may_change_local_things_and_how_to_go_on(tmp_path, word, named):
     config = start(tmp_path / "r")
