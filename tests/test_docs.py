@@ -258,7 +258,11 @@ def tiny(tmp_path_factory) -> str:
     return str(folder / "tiny.toml")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+FIRST = {"README.md", "quickstart.md", "two_machines.md"}
+"""Pages whose commands every run of the tests tries; those of the others are among the long ones."""
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[] if page.name in FIRST else pytest.mark.full, id=page.name) for page in PAGES])
 def test_every_command_runs_or_is_listed(page, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner, done, names = Runner(tmp_path, tiny), set(), {"__name__": page.stem}
@@ -413,6 +417,7 @@ def test_quoted_messages_are_in_the_sources():
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert len(messages) > 40
+    texts = source_texts()
     for message in messages:
         pattern = "[^\n]*?".join(re.escape(piece) for piece in re.split(r"\.\.\.(?!\.)", message))
-        assert re.search(pattern, source_texts()), message
+        assert re.search(pattern, texts), message

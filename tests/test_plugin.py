@@ -94,7 +94,7 @@ def test_an_exchange_from_elsewhere_trains_in_workers_and_resumes(config, tmp_pa
     assert 0 < summary["bytes_per_step"]["exchange"] < 2 * summary["trainable_parameters"] / 8 + 2 * stages
 
 
-@pytest.mark.parametrize("mode", ["workers", pytest.param("inprocess", marks=pytest.mark.full)])
+@pytest.mark.parametrize("mode", ["inprocess", pytest.param("workers", marks=pytest.mark.full)])
 def test_a_tracker_from_elsewhere_sees_every_step(config, tmp_path, mode):
     install_tracker(tmp_path)
     words = ["--config", config, "--run", str(tmp_path / "run"), "--pipeline.mode", mode, "--track", "table"]

@@ -40,6 +40,7 @@ def be_faulty(words: list[str], faults: list[Fault], struck: Path, out: Path) ->
     sys.exit(command_with(words, faults, struck))
 
 
+@pytest.mark.full
 def test_full_for_a_while_and_a_stage_is_lost_meanwhile(settings, quiet, small_disk, tmp_path):
     """Full for everything that the run writes, from step 5 to step 30; metrics need more than the page they have."""
     faults = [Fault(0, "forward", 9, "fill"), Fault(1, "forward", 23, "kill"), Fault(3, "forward", 99, "empty")]

@@ -103,6 +103,7 @@ def test_a_stage_that_is_stuck_with_the_lock_of_python_ends_all_the_same(setting
         assert "inject.py" in hand.printed("stage-1")[1]
 
 
+@pytest.mark.full
 def test_others_that_wait_for_a_stage_that_ended_itself_end_when_asked_to(settings, alone, tmp_path):  # noqa: F811
     """They have abandoned the step and make new links: SIGTERM and Ctrl-C end them all the same, and a resume has the same bits."""
     homes = homes_of(tmp_path)

@@ -141,7 +141,8 @@ def test_four_workers_follow_any_plan(config, plain, tmp_path, plan, noise):
         assert {choice[0] for choice in stage["choices"]} <= set(PLANS[plan])
 
 
-@pytest.mark.parametrize("engine", [pytest.param("auto", marks=pytest.mark.full), "own"])
+@pytest.mark.parametrize("engine", ["auto", "own"])
+@pytest.mark.full
 def test_a_lost_stage_is_replaced_within_its_budget(config, plain, tmp_path, engine):
     """Survivors give a step up with saved tensors on their way; the replaced one measures and plans anew."""
     words = (*FOUR, "--train.steps", "6", "--model.dropout", "0.1")
@@ -157,6 +158,7 @@ def newest_step(run: Path) -> int:
     return max(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_up_ends_the_run_with_its_last_checkpoint(config, plain, tmp_path, capsys):
     """Two of four workers meet it, in the third step; the run goes on from the second once there is room."""
     usual = plain(*FOUR)

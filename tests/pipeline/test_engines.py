@@ -115,7 +115,7 @@ TRAININGS = VARIETY | {
 @needs_both
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ("budget", "replicas", "entropy, ids known") else pytest.mark.full) for name in TRAININGS],
+    [pytest.param(name, marks=[] if name == "replicas" else pytest.mark.full) for name in TRAININGS],
 )
 def test_trainings_have_the_same_weights_and_validation(config, tmp_path, name):
     words = (*TRAININGS[name], "--pipeline.mode", "workers", "--train.steps", "4")
