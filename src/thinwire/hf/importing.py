@@ -129,6 +129,8 @@ def imported_settings(foreign: Foreign, run: Path, argv: list[str], trained: Pef
     base = replace(base, model=foreign.model, codec=choose_options("codec", base.codec, given.get("codec.name") or "dense"))
     config = parse_config(argv, base if trained is None else replace(base, adapter=trained.settings))
     refuse_other_adapter(config, trained)
+    if config.replicas.count > 1:
+        raise ValueError(f"replicas.count is {config.replicas.count}, but an import writes the checkpoint of one replica; leave it at 1")
     if "model.tied_head" not in given and must_untie(config):
         config = replace(config, model=replace(config.model, tied_head=False))
     refuse_other_model(foreign, config.model)
